@@ -85,7 +85,7 @@ def contestants(weight: torch.Tensor, x: torch.Tensor) -> list[Contestant]:
     """All that take part, each with its inputs ready and its output allocated and touched."""
     packed, out = encode("endor", weight), weight.clone()
     decoding = packed.nbytes + out.nbytes
-    backends = [*bitmap.available(), "auto"]
+    backends = [*bitmap.BACKENDS.available(), "auto"]
     found = [
         Contestant("decompress", name, decoding, lambda name=name: bitmap.decompress(packed, out, name))
         for name in backends
@@ -100,7 +100,7 @@ def contestants(weight: torch.Tensor, x: torch.Tensor) -> list[Contestant]:
 
 def _parts(packed: bitmap.Bitmap, out: torch.Tensor) -> list[Contestant]:
     """Explanations of the first backend's times: its memory traffic alone, and its work without `vmovnt` stores."""
-    fastest, rows = bitmap.BACKENDS[bitmap.available()[0]], len(out)
+    fastest, rows = bitmap.BACKENDS[bitmap.BACKENDS.available()[0]], len(out)
     arrays, dense = packed.arrays, bitmap._bits(out)
     values = packed.values[: packed.values.numel() // 8 * 8].view(torch.int64)
     data = torch.ones(out.nbytes // 8, dtype=torch.int64)
@@ -109,7 +109,7 @@ def _parts(packed: bitmap.Bitmap, out: torch.Tensor) -> list[Contestant]:
         Contestant("read", "the packed values", values.nbytes, values.sum),
         Contestant(
             "decompress",
-            f"{bitmap.available()[0]}, through the caches",
+            f"{bitmap.BACKENDS.available()[0]}, through the caches",
             packed.nbytes + out.nbytes,
             lambda: over_rows(fastest.decompress(False), rows, out.nbytes, *arrays, dense),
         ),
@@ -118,7 +118,7 @@ def _parts(packed: bitmap.Bitmap, out: torch.Tensor) -> list[Contestant]:
 
 def in_cache_ns(weight: torch.Tensor, x: torch.Tensor) -> dict[str, float]:
     """Nanoseconds that one thread of the first backend takes for a word of 32 elements that the caches hold."""
-    fastest = bitmap.BACKENDS[bitmap.available()[0]]
+    fastest = bitmap.BACKENDS[bitmap.BACKENDS.available()[0]]
     packed = encode("endor", weight[:IN_CACHE_ROWS])
     rows, words = packed.shape[0], packed.bitmap.numel() // 4
     arrays = packed.arrays
@@ -221,7 +221,7 @@ def run(options: argparse.Namespace) -> dict:
     return {
         "machine": _machine(),
         "parameters": {"shape": shape, "dtype": options.dtype, "sparsity": options.sparsity},
-        "auto": bitmap.available()[0],
+        "auto": bitmap.BACKENDS.available()[0],
         "read_bandwidth_gb_s": limit,
         "in_cache_ns_per_word": in_cache_ns(weight, x),
         "rows": [asdict(row) for row in rows],

@@ -25,7 +25,9 @@ def contestants(weight: torch.Tensor, x: torch.Tensor, vectors: torch.Tensor) ->
     data, out = torch.ones(weight.nbytes // 8, dtype=torch.int64), torch.zeros(len(weight))
     bf16, x_bf16, scales = weight.bfloat16(), x.bfloat16(), torch.ones(len(weight), dtype=torch.bfloat16)
     found = {READ: data.sum, OURS: lambda: dense.matvec(weight, x, out)}
-    found |= {f"ours, {name}": lambda name=name: dense.matvec(weight, x, out, name) for name in dense.available()}
+    found |= {
+        f"ours, {name}": lambda name=name: dense.matvec(weight, x, out, name) for name in dense.BACKENDS.available()
+    }
     found |= {
         f"ours, {len(vectors)} vectors": lambda: dense.matvec(weight, vectors),
         "torch, 64 rows widened at a time": lambda: torch.cat(

@@ -59,7 +59,9 @@ def contestants(options: argparse.Namespace) -> dict[str, tuple[Callable, int]]:
         READ: (on_each(stores, lambda store: store.view(torch.int64).sum()), whole),
         OURS: (ours(x, out=out), whole),
     }
-    found |= {f"ours, {name}": (ours(x, out=out, backend=name), whole) for name in neurons.available(bits)[:-1]}
+    found |= {
+        f"ours, {name}": (ours(x, out=out, backend=name), whole) for name in neurons.RECORD_BACKENDS.available()[:-1]
+    }
     found["ours, 4 vectors"] = ours(batch), whole
     bundles = (torch.randn(rows, 3 * hidden) * hidden**-0.5).bfloat16()
     found["bf16 bundles"] = (lambda: neurons.ffn(bundles, x, "silu", out=out)), bundles.nbytes

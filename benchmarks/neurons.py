@@ -64,7 +64,7 @@ def contestants(options: argparse.Namespace) -> tuple[dict, int]:
         "torch, rows of the store": on_each(stores, lambda store: multiply(*store.split(hidden, dim=1))),
         OURS: ours(x, bias, out=out),
     }
-    found |= {f"ours, {name}": ours(x, bias, out=out, backend=name) for name in neurons.available()}
+    found |= {f"ours, {name}": ours(x, bias, out=out, backend=name) for name in neurons.BACKENDS.available()}
     found |= {f"ours, {batch} vectors": ours(vectors[:batch], bias) for batch in (options.batch, MOST_VECTORS)}
     if not options.gated:
         stopped = torch.where(torch.arange(rows) % 10 == 0, BIAS, -BIAS)

@@ -77,8 +77,8 @@ def contestants(words: torch.Tensor, outliers: csr.Outliers, vectors: torch.Tens
     integers, out, x_bf16 = torch.ones(rows, columns, dtype=torch.int8), torch.zeros(rows), x.bfloat16()
     without, some = csr.no_outliers(outliers.shape), vectors.bfloat16()
     found = {READ: data.sum, BF16: lambda: bf16 @ x_bf16, "int8": lambda: dense.matvec(integers, x, out)}
-    for name in (OURS, *FUSED) if fused else (OURS, *spqr.available()):
-        if name in (OURS, *spqr.available()):
+    for name in (OURS, *FUSED) if fused else (OURS, *spqr.BACKENDS.available()):
+        if name in (OURS, *spqr.BACKENDS.available()):
             found[name] = lambda name=name: spqr.matvec(words, outliers, x, out, name)
     found |= {
         f"{OURS}, no outliers": lambda: spqr.matvec(words, without, x, out),
@@ -99,7 +99,7 @@ def stages(columns: int, share: float, storage: str, repetitions: int) -> dict[s
     runs = {
         f"{name}, {label}": lambda name=name, some=some: spqr.matvec(words, some, x, None, name)
         for name in FUSED
-        if name in spqr.available()
+        if name in spqr.BACKENDS.available()
         for label, some in ((storage, outliers), ("no outliers", without))
     }
     best = measure_cached(runs, 20 * repetitions)
@@ -112,7 +112,7 @@ def errors(columns: int, share: float, storage: str) -> dict[str, float]:
     words, outliers = matrix(ERROR_ROWS, columns, share, storage)
     x, weight = torch.randn(columns), spqr.decode(words, outliers).double()
     exact, magnitude = weight @ x.double(), weight.abs() @ x.double().abs()
-    found = {name: spqr.matvec(words, outliers, x, backend=name) - exact for name in spqr.available()}
+    found = {name: spqr.matvec(words, outliers, x, backend=name) - exact for name in spqr.BACKENDS.available()}
     return {
         name: float(error.square().mean().sqrt() / magnitude.square().mean().sqrt()) for name, error in found.items()
     }

@@ -1,7 +1,7 @@
 """Numba kernels, one folder or file a family.
 
 In a folder: `__init__` is the door with contracts and dispatch, `layout` the packed form, `shared` scalar maths, `cpu`
-the kernels for any CPU, `cpu_simd` those with SIMD, `cuda` those for GPUs. `common` holds what families share.
+the kernels for any CPU, `cpu_simd` those with SIMD, `cuda` those for GPUs. `engine` holds what families share.
 """
 
 from toolkit.kernels.engine import compiled  # noqa: F401 - the first of all: it notes how the files are now

@@ -1,7 +1,7 @@
 """Dense matrices of fp32, fp16, bf16 or int8: their product with fp32 vectors, in fp32.
 
 torch rounds the vector to the matrix's type and has no product of int8 and fp32 on the CPU, and its product does not
-reach the memory's rate. One door, `matvec`; `backend="auto"` takes the first of `available()`.
+reach the memory's rate. One door, `matvec`; `backend="auto"` takes the first of `BACKENDS` that this CPU can run.
 """
 
 from functools import cache
@@ -11,13 +11,11 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor
 
-from toolkit.kernels.engine.backends import CPU, Backend, choose, expect, operands, runnable
+from toolkit.kernels.engine.backends import AVX2, CPU, Backend, Backends, expect, operands
 from toolkit.kernels.engine.compiled import compiled
 from toolkit.kernels.engine.elements import BITS, TO_FLOAT32
 from toolkit.kernels.engine.parallel import Product, Task
 from toolkit.kernels.engine.products import dense_product
-
-__all__ = ["BACKENDS", "available", "matvec", "product", "scale_rows"]
 
 
 @cache
@@ -37,11 +35,8 @@ def portable(dtype: torch.dtype):
     return portable
 
 
-# fastest first; LLVM writes the first with wider registers where the CPU has them
-BACKENDS = {
-    "avx2": Backend(frozenset({"avx2", "fma", "f16c"}), dense_product),
-    "portable": Backend(frozenset(), portable),
-}
+# LLVM writes the first with wider registers where the CPU has them
+BACKENDS = Backends({"avx2": Backend(AVX2, dense_product), "portable": Backend(frozenset(), portable)}, for_gpus=())
 
 
 def matvec(
@@ -82,12 +77,7 @@ def scale_rows(y, scales):
         y[row] *= scales[row]
 
 
-def available() -> list[str]:
-    """The backends that this CPU can run, fastest first."""
-    return runnable(BACKENDS)
-
-
 def _task(weight: Tensor, x: Tensor, out: Tensor, backend: str = "auto") -> Task:
     bits = weight.detach().view(BITS[weight.dtype]).numpy()
-    run = choose(backend, BACKENDS).product(weight.dtype)
+    run = BACKENDS.choose(backend).product(weight.dtype)
     return Task(run, (bits, x.numpy(), out.detach().numpy()), len(weight), weight.nbytes)

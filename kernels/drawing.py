@@ -10,8 +10,6 @@ from jaxtyping import Float32, Int32, UInt8, UInt32
 from toolkit.kernels.engine.compiled import compiled
 from toolkit.kernels.engine.parallel import over_rows
 
-__all__ = ["FIRES", "KEEPS", "draw_layer"]
-
 FIRES, KEEPS = 1, 2  # bits of an event
 STEP = np.float32(2.0**-24)  # random numbers have 24 bits
 NOBODY = np.empty(0, np.int32)
@@ -130,17 +128,6 @@ def draw_layer(
     chances = np.float32(persistence), np.float32(copied if linked else -1)
     given = parents if linked else NOBODY, before if linked else NO_EVENTS
     over_rows(
-        draw,
-        neurons,
-        active.nbytes,
-        usage.copy(),
-        seeds.copy(),
-        *chances,
-        *given,
-        when,
-        which,
-        what,
-        active,
-        events,
+        draw, neurons, active.nbytes, usage.copy(), seeds.copy(), *chances, *given, when, which, what, active, events
     )
     return active, events

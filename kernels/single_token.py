@@ -17,8 +17,6 @@ from toolkit.kernels.engine.elements import FLOAT_BITS, TO_FLOAT32
 from toolkit.kernels.engine.parallel import over_rows
 from toolkit.kernels.neurons.shared import ACTIVATIONS
 
-__all__ = ["add_and_normalise", "add_to", "attend", "bits", "gate", "normalise", "rotate"]
-
 SUMS = {"reassoc", "nsz", "contract"}  # sums may run in lanes
 
 

@@ -10,8 +10,6 @@ from jaxtyping import Shaped, UInt8
 
 from toolkit.kernels.engine.compiled import compiled
 
-__all__ = ["HIGHEST", "observe", "packed", "predict", "unpacked"]
-
 HIGHEST = 15
 TOP, HALF = numba.uint8(HIGHEST), numba.uint8(4)  # the highest state, and the bits that one takes
 

@@ -1,7 +1,7 @@
 """Bitmap-packed matrices: one bit per element and the non-zero values (ENDOR, section 4.1).
 
 One door per operation: `encode`, `decompress`, `matvec`. `backend="auto"` takes the CUDA kernels if that is where the
-tensors are, else the first of `available()`.
+tensors are, else the first of `BACKENDS` that this CPU can run.
 
     [[1, 0, 0, 2],      bitmap       0b1001, 0b0000, 0b0010   (lowest bit = first column; rows padded to 32 bits)
      [0, 0, 0, 0],      row_offsets  0, 2, 2, 3
@@ -23,17 +23,16 @@ from toolkit.kernels.bitmap import cpu as portable
 from toolkit.kernels.bitmap import cpu_simd
 from toolkit.kernels.bitmap.layout import Bitmap, block_count, row_bytes
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
-from toolkit.kernels.engine.backends import Backend, choose, expect, operands, runnable
+from toolkit.kernels.engine.backends import AVX2, CUDA, Backend, Backends, expect, operands
 from toolkit.kernels.engine.elements import BITS
 from toolkit.kernels.engine.parallel import Product, Task, over_rows
 from toolkit.kernels.engine.simd import CACHE_LINE
 
-__all__ = ["BACKENDS", "BLOCK", "WORD", "Bitmap", "available", "columns", "decompress", "encode", "matvec", "row_bytes"]
+__all__ = ["BACKENDS", "BLOCK", "WORD", "Bitmap", "columns", "decompress", "encode", "matvec", "row_bytes"]
 
 # the bits that make an element non-zero: for floats all but the sign, so that −0.0 counts as zero
 SIGNIFICANT = {torch.float32: 0x7FFFFFFF, torch.float16: 0x7FFF, torch.bfloat16: 0x7FFF, torch.int8: 0xFF}
 STREAM_BYTES = 8 << 20
-CUDA = "cuda"
 
 
 @dataclass(frozen=True)
@@ -44,17 +43,18 @@ class BitmapBackend(Backend):
     decode_and_multiply: Callable | None = None  # as `product`, for several vectors; None: one after the other
 
 
-def _simd(expand, *features: str) -> BitmapBackend:
+def _simd(expand, features: frozenset[str]) -> BitmapBackend:
     operations = (cpu_simd.matvec, cpu_simd.decompress, cpu_simd.decode_and_multiply)
-    return BitmapBackend(frozenset(features), *(partial(operation, expand) for operation in operations))
+    return BitmapBackend(features, *(partial(operation, expand) for operation in operations))
 
 
-# fastest first
-BACKENDS = {
-    "avx512": _simd(cpu_simd.by_instruction, "avx512f", "avx512bw", "avx512vl", "avx512vbmi2"),
-    "avx2": _simd(cpu_simd.by_shuffle, "avx2", "fma", "f16c"),
-    "portable": BitmapBackend(frozenset(), portable.matvec, lambda streaming: portable.decompress),
-}
+BACKENDS = Backends(
+    {
+        "avx512": _simd(cpu_simd.by_instruction, frozenset({"avx512f", "avx512bw", "avx512vl", "avx512vbmi2"})),
+        "avx2": _simd(cpu_simd.by_shuffle, AVX2),
+        "portable": BitmapBackend(frozenset(), portable.matvec, lambda streaming: portable.decompress),
+    }
+)
 
 
 def encode(weight: Tensor) -> Bitmap:
@@ -65,7 +65,7 @@ def encode(weight: Tensor) -> Bitmap:
     rows, columns = weight.shape
     dense = _bits(weight)
     bitmap = torch.empty(rows, row_bytes(columns), dtype=torch.uint8)
-    words = _words(bitmap)
+    words = bitmap.numpy().view(np.uint32)
     row_offsets = torch.zeros(rows + 1, dtype=torch.int64)
     block_offsets = torch.empty(rows, block_count(columns), dtype=torch.int32)
     significant = dense.dtype.type(SIGNIFICANT[weight.dtype])
@@ -91,12 +91,14 @@ def decompress(encoded: Bitmap, out: Tensor | None = None, backend: str = "auto"
     Raises `UserError` for a backend that is unknown, that this machine cannot run or that works on another device than
     the tensors', and `ValueError` for an `out` of the wrong shape, type or device.
     """
-    kernels = _choose(backend, encoded.device)
+    kernels = BACKENDS.choose(backend, encoded.device)
     if out is None:
         out = torch.empty(encoded.shape, dtype=encoded.dtype, device=encoded.device)
     expect("out", out, encoded.dtype, encoded.shape, encoded.device)
-    if not isinstance(kernels, Backend):
-        kernels.decompress(encoded, out)
+    if kernels == CUDA:
+        from toolkit.kernels.bitmap import cuda
+
+        cuda.decompress(encoded, out)
     else:
         over_rows(kernels.decompress(_streaming(out)), encoded.shape[0], out.nbytes, *encoded.arrays, _bits(out))
     return out
@@ -115,10 +117,12 @@ def matvec(
     Raises `UserError` for a backend that is unknown, that this machine cannot run or that works on another device than
     the tensors', and `ValueError` for an `x` or `out` of the wrong shape, type or device or that requires a gradient.
     """
-    kernels = _choose(backend, encoded.device)
+    kernels = BACKENDS.choose(backend, encoded.device)
     each_x, each_out, out = operands(x, out, encoded.shape, encoded.device)
-    if not isinstance(kernels, Backend):
-        kernels.matvec(encoded, each_x, each_out)
+    if kernels == CUDA:
+        from toolkit.kernels.bitmap import cuda
+
+        cuda.matvec(encoded, each_x, each_out)
         return out
     given, results = each_x.to(torch.float32).numpy(), each_out.numpy()
     work = encoded.shape[0], encoded.values.nbytes, *encoded.arrays
@@ -135,33 +139,14 @@ def product(encoded: Bitmap, x: Float32[Tensor, " columns"], out: Float32[Tensor
 
     `x` and `out` are contiguous and share no memory.
     """
-    run = choose("auto", BACKENDS).product(encoded.dtype)
+    run = BACKENDS.choose("auto").product(encoded.dtype)
     return Product(Task(run, (*encoded.arrays, x.numpy(), out.numpy()), encoded.shape[0], encoded.values.nbytes))
-
-
-def available() -> list[str]:
-    """The backends that this CPU can run, fastest first."""
-    return runnable(BACKENDS)
-
-
-def _choose(name: str, device: torch.device):
-    """The `Backend`, or the module of the CUDA kernels, which only those who use it import."""
-    chosen = choose(name, BACKENDS, device, for_gpus=[CUDA])
-    if chosen != CUDA:
-        return chosen
-    from toolkit.kernels.bitmap import cuda
-
-    return cuda
 
 
 def _streaming(out: Tensor) -> bool:
     """Whether to write past the caches: only whole cache lines, and only what would not stay in the caches anyway."""
     row_nbytes = out.shape[1] * out.itemsize
     return out.nbytes >= STREAM_BYTES and row_nbytes % CACHE_LINE == 0 and out.data_ptr() % CACHE_LINE == 0
-
-
-def _words(bitmap: Tensor) -> np.ndarray:
-    return bitmap.numpy().view(np.uint32)
 
 
 def _bits(tensor: Tensor) -> np.ndarray:

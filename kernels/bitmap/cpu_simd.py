@@ -22,10 +22,12 @@ from toolkit.kernels.bitmap.shared import WORD, popcount
 from toolkit.kernels.engine import simd
 from toolkit.kernels.engine.compiled import compiled
 from toolkit.kernels.engine.elements import TO_FLOAT32
-from toolkit.kernels.engine.products import LANES_TO_FLOAT32, ROWS, multiply_rows
+from toolkit.kernels.engine.products import ROWS, multiply_rows
 from toolkit.kernels.engine.simd import (
+    I8,
     I32,
     I64,
+    LANES_TO_FLOAT32,
     PREFETCH_BYTES,
     Vector,
     fence,
@@ -51,10 +53,8 @@ def by_shuffle(typing_context, values, at, word):
 
     def generate(context, builder, signature, arguments):
         array, at_value, word_value = arguments
-        some, full = (ir.VectorType(ir.IntType(8), size) for size in (lanes * width, REGISTER))
+        some, full = (ir.VectorType(I8, size) for size in (lanes * width, REGISTER))
         table = simd.constant_table(builder, f"shuffles_{width}", shuffles(lanes, width))
-        kind = ir.FunctionType(full, [full, full])
-        shuffle = builder.module.declare_intrinsic("llvm.x86.ssse3.pshuf.b.128", (), kind)
 
         def expanded(start: int):
             place = _place(builder, at_value, word_value, start)
@@ -63,7 +63,7 @@ def by_shuffle(typing_context, values, at, word):
                 data = simd.join(builder, [data, ir.Constant(some, None)])
             pattern = builder.and_(builder.lshr(word_value, I32(start)), I32((1 << lanes) - 1))
             order = builder.load(builder.gep(table, [builder.zext(pattern, I64)]), align=REGISTER)
-            moved = builder.call(shuffle, [data, order])
+            moved = simd.call(builder, "x86.ssse3.pshuf.b.128", full, data, order)
             return builder.bitcast(simd.take(builder, moved, range(some.count)), part)
 
         part = context.get_value_type(Vector(values.dtype, lanes))
@@ -96,16 +96,13 @@ def by_instruction(typing_context, values, at, word):
         array, at_value, word_value = arguments
         bits = builder.bitcast(word_value, ir.VectorType(ir.IntType(1), WORD))
         kind = context.get_value_type(part)
-        nothing, suffix = ir.Constant(kind, None), f"v{lanes}i{values.dtype.bitwidth}"
-
-        function = ir.FunctionType(kind, [kind, kind, ir.VectorType(ir.IntType(1), lanes)])
-        expand = builder.module.declare_intrinsic(f"llvm.x86.avx512.mask.expand.{suffix}", (), function)
+        nothing, name = ir.Constant(kind, None), f"x86.avx512.mask.expand.v{lanes}i{values.dtype.bitwidth}"
 
         def expanded(start: int):
             mask = bits if lanes == WORD else simd.take(builder, bits, range(start, start + lanes))
             place = _place(builder, at_value, word_value, start)
             data = builder.load(simd.pointer(context, builder, values, array, place, kind), align=1)
-            return builder.call(expand, [simd.in_register(builder, data), nothing, mask])
+            return simd.call(builder, name, kind, simd.in_register(builder, data), nothing, mask)
 
         return simd.join(builder, [expanded(start) for start in range(0, WORD, lanes)])
 

@@ -67,13 +67,12 @@ def decompress(encoded: Bitmap, out: Tensor) -> None:
 def matvec(encoded: Bitmap, x: Tensor, out: Tensor) -> None:
     """Fill `out` [batch, rows] with products with `x` [batch, columns]. The caller has checked the arguments."""
     rows, columns = encoded.shape
-    if encoded.values.numel() == 0:
+    if encoded.values.numel() == 0 or out.numel() == 0:
         out.zero_()
         return
     x = _padded(x, encoded.dtype)
     launch = matvec_launch(rows, columns, multiprocessors(encoded.device))
-    for first in range(0, len(x), VECTORS):
-        some, result = x[first : first + VECTORS], out[first : first + VECTORS]
+    for some, result in zip(x.split(VECTORS), out.split(VECTORS), strict=True):
         _run(matvec_kernel(encoded.dtype, x.dtype, len(some)), launch, encoded, _by_eight(some), result, columns)
 
 

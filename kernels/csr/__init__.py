@@ -2,7 +2,7 @@
 
 `encode(storage, ...)` packs; `add_matvec` adds the product to what is there. The fused products of other families
 call the same functions of blocks. `backend="auto"` takes the CUDA kernel where the tensors are on a GPU, and otherwise
-the first of `available()`.
+the first of `BACKENDS` that this CPU can run.
 """
 
 from collections.abc import Callable
@@ -17,19 +17,14 @@ from toolkit.errors import unknown
 from toolkit.kernels.csr import cpu, cpu_simd
 from toolkit.kernels.csr.layout import STORAGES, CsrOutliers, Outliers, column_bits, no_outliers
 from toolkit.kernels.csr.shared import BLOCK
-from toolkit.kernels.engine.backends import Backend, choose, operands, runnable
+from toolkit.kernels.engine.backends import AVX2, CUDA, Backend, Backends, operands
 from toolkit.kernels.engine.compiled import compiled
 from toolkit.kernels.engine.parallel import over_rows
 
-__all__ = ["BACKENDS", "STORAGES", "CsrOutliers", "Outliers", "add_matvec", "available", "encode", "no_outliers"]
+__all__ = ["BACKENDS", "STORAGES", "CsrOutliers", "Outliers", "add_matvec", "encode", "no_outliers"]
 
 
-CUDA = "cuda"
-# fastest first
-BACKENDS = {
-    "avx2": Backend(frozenset({"avx2", "fma", "f16c"}), cpu_simd.add_product),
-    "portable": Backend(frozenset(), cpu.add_product),
-}
+BACKENDS = Backends({"avx2": Backend(AVX2, cpu_simd.add_product), "portable": Backend(frozenset(), cpu.add_product)})
 
 
 def encode(
@@ -46,10 +41,7 @@ def encode(
 
 
 def add_matvec(
-    outliers: Outliers,
-    x: Float[Tensor, "*batch columns"],
-    out: Float32[Tensor, "*batch rows"],
-    backend: str = "auto",
+    outliers: Outliers, x: Float[Tensor, "*batch columns"], out: Float32[Tensor, "*batch rows"], backend: str = "auto"
 ) -> Float32[Tensor, "*batch rows"]:
     """Add the product with `x`, [columns] or [batch, columns], taken as fp32 and finite, to `out`, and return it.
 
@@ -58,7 +50,7 @@ def add_matvec(
     """
     (rows, columns), device = outliers.shape, outliers.offsets.device
     each_x, each_out, out = operands(x, out, outliers.shape, device)
-    kernels = choose(backend, BACKENDS, device, for_gpus=[CUDA])
+    kernels = BACKENDS.choose(backend, device)
     if kernels == CUDA:
         from toolkit.kernels.csr import cuda
 
@@ -66,19 +58,8 @@ def add_matvec(
         return out
     run = _rows(kernels.product, outliers.name, column_bits(columns))
     given = each_x.to(torch.float32).numpy(), each_out.numpy()
-    over_rows(run, -(-rows // BLOCK), outliers.col_vals.nbytes, *arrays(outliers), *given)
+    over_rows(run, -(-rows // BLOCK), outliers.col_vals.nbytes, *outliers.arrays, *given)
     return out
-
-
-def available() -> list[str]:
-    """The backends that this CPU can run, fastest first."""
-    return runnable(BACKENDS)
-
-
-def arrays(outliers: Outliers) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets and unsigned words, as the functions of blocks take them."""
-    words = outliers.col_vals.numpy().view(f"u{outliers.col_vals.itemsize}")
-    return outliers.offsets.numpy(), words
 
 
 @cache

@@ -1,13 +1,10 @@
-"""Outliers for any CPU: plain loops over the words of one block of 16 rows, which other kernels call.
-
-Words and offsets come from files: no contents make a kernel touch memory outside of the tensors.
-"""
+"""Outliers for any CPU: plain loops over the words of one block of 16 rows, which other kernels call."""
 
 from functools import cache
 
 import numba
 
-from toolkit.kernels.csr.shared import column, span, value, within
+from toolkit.kernels.csr.shared import column, span, value
 from toolkit.kernels.engine.compiled import compiled
 
 
@@ -19,8 +16,7 @@ def add_product(storage: str, bits: int):
     @compiled
     def add_product(offsets, words, block, rows, x, vector, sums):
         for row in range(rows):
-            first, end, step = where(offsets, block, row)
-            first, end = within(first, end, len(words))
+            first, end, step = where(offsets, block, row, len(words))
             total = numba.float32(0)
             for at in range(first, end, step):
                 found = column(words[at], bits)
@@ -39,8 +35,7 @@ def add_weights(storage: str, bits: int):
     @compiled
     def add_weights(offsets, words, block, rows, dense):
         for row in range(rows):
-            first, end, step = where(offsets, block, row)
-            first, end = within(first, end, len(words))
+            first, end, step = where(offsets, block, row, len(words))
             for at in range(first, end, step):
                 found = column(words[at], bits)
                 if found < dense.shape[1] and words[at] != 0:  # padding adds nothing, not 0 to a weight of −0

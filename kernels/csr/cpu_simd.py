@@ -1,7 +1,4 @@
-"""Outliers for CPUs with SIMD: along a row for CSR, across sixteen rows for PTCSR.
-
-Words and offsets come from files: no contents make a kernel touch memory outside of the tensors.
-"""
+"""Outliers for CPUs with SIMD: along a row for CSR, across sixteen rows for PTCSR."""
 
 from functools import cache
 
@@ -12,7 +9,7 @@ from numba.extending import intrinsic
 from toolkit.kernels.csr.shared import BLOCK, column, span, value, within
 from toolkit.kernels.engine import simd
 from toolkit.kernels.engine.compiled import compiled
-from toolkit.kernels.engine.simd import I32, I64, Vector, fma, load, store, total, zeros
+from toolkit.kernels.engine.simd import F16, F32, I16, I32, I64, Vector, fma, load, store, total, zeros
 
 LANES = 8  # words of a CSR row that are taken at once
 
@@ -23,11 +20,9 @@ def weights_of(typing_context, words, bits):
     lanes, above = words.lanes, bits.literal_value
 
     def generate(context, builder, signature, arguments):
-        value = builder.lshr(arguments[0], ir.Constant(arguments[0].type, [above] * lanes))
-        halves = builder.bitcast(
-            builder.trunc(value, ir.VectorType(ir.IntType(16), lanes)), _lanes(ir.HalfType(), lanes)
-        )
-        return builder.fpext(halves, _lanes(ir.FloatType(), lanes))
+        value = builder.lshr(arguments[0], simd.constant(arguments[0].type, above))
+        halves = builder.bitcast(builder.trunc(value, ir.VectorType(I16, lanes)), ir.VectorType(F16, lanes))
+        return builder.fpext(halves, ir.VectorType(F32, lanes))
 
     return Vector(types.float32, lanes)(words, bits), generate
 
@@ -39,14 +34,12 @@ def gather(typing_context, x, base, last, words, bits):
 
     def generate(context, builder, signature, arguments):
         array, base, last, words = arguments[:4]
-        origin = simd.pointer(context, builder, x, array, base, ir.FloatType())
-        columns = builder.and_(words, ir.Constant(words.type, [(1 << width) - 1] * lanes))
-        limit = ir.Constant(words.type, ir.Undefined)
-        for lane in range(lanes):
-            one = last if words.type.element == I64 else builder.trunc(last, words.type.element)
-            limit = builder.insert_element(limit, one, I32(lane))
+        origin = simd.pointer(context, builder, x, array, base, F32)
+        columns = builder.and_(words, simd.constant(words.type, (1 << width) - 1))
+        last = last if words.type.element == I64 else builder.trunc(last, words.type.element)
+        limit = simd.in_all_lanes(builder, last, lanes)
         columns = builder.select(builder.icmp_unsigned("<", columns, limit), columns, limit)
-        found = ir.Constant(_lanes(ir.FloatType(), lanes), ir.Undefined)
+        found = ir.Constant(ir.VectorType(F32, lanes), ir.Undefined)
         for lane, at in enumerate(_each(builder, columns)):
             found = builder.insert_element(found, builder.load(builder.gep(origin, [at])), I32(lane))
         return found
@@ -56,7 +49,7 @@ def gather(typing_context, x, base, last, words, bits):
 
 def _each(builder, numbers) -> list[ir.Value]:
     """The unsigned numbers of a vector, in 64 bits each. Two of 32 bits leave the vector's register together."""
-    pairs = builder.bitcast(numbers, _lanes(I64, numbers.type.count * numbers.type.element.width // 64))
+    pairs = builder.bitcast(numbers, ir.VectorType(I64, numbers.type.count * numbers.type.element.width // 64))
     found = [builder.extract_element(pairs, I32(number)) for number in range(pairs.type.count)]
     if numbers.type.element == I64:
         return found
@@ -70,10 +63,8 @@ def without(typing_context, vector, number):
     """The vector with zeros in so many lanes, the first."""
 
     def generate(context, builder, signature, arguments):
-        numbers = ir.Constant(_lanes(I64, vector.lanes), list(range(vector.lanes)))
-        first = builder.insert_element(ir.Constant(numbers.type, ir.Undefined), arguments[1], I32(0))
-        limit = builder.shuffle_vector(first, first, ir.Constant(_lanes(I32, vector.lanes), None))
-        kept = builder.icmp_signed(">=", numbers, limit)
+        numbers = ir.Constant(ir.VectorType(I64, vector.lanes), list(range(vector.lanes)))
+        kept = builder.icmp_signed(">=", numbers, simd.in_all_lanes(builder, arguments[1], vector.lanes))
         return builder.select(kept, arguments[0], ir.Constant(arguments[0].type, None))
 
     return vector(vector, types.int64), generate
@@ -87,8 +78,7 @@ def add_product(storage: str, bits: int):
     @compiled
     def along(offsets, words, block, rows, x, vector, sums):
         for row in range(rows):
-            first, end, _ = where(offsets, block, row)
-            first, end = within(first, end, len(words) if x.shape[1] else 0)
+            first, end, _ = where(offsets, block, row, len(words) if x.shape[1] else 0)
             whole = first + (end - first) // LANES * LANES
             lanes = zeros(LANES)
             for at in range(first, whole, LANES):
@@ -114,7 +104,3 @@ def add_product(storage: str, bits: int):
         store(sums, 0, lanes)
 
     return along if storage == "csr" else across
-
-
-def _lanes(kind: ir.Type, lanes: int) -> ir.VectorType:
-    return ir.VectorType(kind, lanes)

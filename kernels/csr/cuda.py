@@ -2,8 +2,6 @@
 
 A warp takes a block of sixteen rows. Lanes r and r + 16 share row r and take its words in turn. In PTCSR they read 32
 neighbouring words, 128 bytes, at once (thesis, section 3.4.3). In CSR each pair of lanes follows a row of its own.
-
-Words and offsets come from files: no contents make a kernel read outside of the tensors.
 """
 
 from functools import cache
@@ -13,7 +11,7 @@ from numba import cuda, float32, int64, uint16, uint64
 from torch import Tensor
 
 from toolkit.kernels.csr.layout import Outliers, column_bits
-from toolkit.kernels.csr.shared import BLOCK, column, span, within
+from toolkit.kernels.csr.shared import BLOCK, column, span
 from toolkit.kernels.engine.gpu import LANES, SIMULATED, TO_FLOAT32, Launch, as_unsigned, exchange, run
 
 WARPS = 4  # of a thread block
@@ -43,8 +41,7 @@ def lane_words(storage: str):
     def lane_words(offsets, count, block, row, rows, part, parts):
         first, end, step = int64(0), int64(0), int64(1)
         if int64(block) * int64(BLOCK) + int64(row) < rows:
-            first, end, step = where(offsets, int64(block), int64(row))
-        first, end = within(first, end, count)
+            first, end, step = where(offsets, int64(block), int64(row), count)
         return first + int64(part) * int64(step), end, int64(parts) * int64(step)
 
     return lane_words
@@ -53,12 +50,11 @@ def lane_words(storage: str):
 def add_matvec(outliers: Outliers, x: Tensor, out: Tensor) -> None:
     """Add the product with `x` [batch, columns] to `out` [batch, rows]. The caller has checked the arguments."""
     rows, columns = outliers.shape
-    if outliers.col_vals.numel() == 0 or columns == 0:
+    if outliers.col_vals.numel() == 0 or columns == 0 or out.numel() == 0:
         return
     x = readable(x)
     launch = Launch((-(-rows // (BLOCK * WARPS)), 1), (LANES, WARPS, 1))
-    for first in range(0, len(x), VECTORS):
-        some, result = x[first : first + VECTORS], out[first : first + VECTORS]
+    for some, result in zip(x.split(VECTORS), out.split(VECTORS), strict=True):
         kernel = add_matvec_kernel(outliers.name, column_bits(columns), x.dtype, len(some))
         run(kernel, launch, out.device, outliers.offsets, as_unsigned(outliers.col_vals), as_unsigned(some), result)
 

@@ -6,6 +6,7 @@ spqr_quant stores them. A matrix of more than 65,536 columns has words of 64 bit
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Self
 
 import numpy as np
@@ -45,6 +46,11 @@ class Outliers(ABC):
         if int(self.offsets[0]) != 0 or int(self.offsets[-1]) != self.col_vals.numel():
             raise ValueError(f"offsets do not run from 0 to the number of words, {self.col_vals.numel()}")
 
+    @cached_property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets and unsigned words, as kernels of the CPU take them."""
+        return self.offsets.numpy(), self.col_vals.numpy().view(f"u{self.col_vals.itemsize}")
+
     def to(self, device: torch.device | str) -> Self:
         """The same on another device."""
         return type(self)(self.shape, self.offsets.to(device), self.col_vals.to(device))
@@ -65,8 +71,7 @@ class Outliers(ABC):
         order = order[values[order] != 0]
         rows, columns, values = (part[order].numpy() for part in (rows, columns, values))
         words = columns.astype(np.uint64) | values.view(np.uint16).astype(np.uint64) << np.uint64(column_bits(shape[1]))
-        counts = np.bincount(rows, minlength=shape[0])
-        offsets, words = cls._place(counts, rows, words)
+        offsets, words = cls._place(np.bincount(rows, minlength=shape[0]), rows, words)
         if offsets[-1] > torch.iinfo(torch.int32).max:
             raise UserError(f"{offsets[-1]} words of outliers are too many for 32-bit offsets; keep fewer outliers")
         col_vals = torch.empty(len(words), dtype=word_dtype(shape[1]))  # an empty array of NumPy's has strides of 0
@@ -88,39 +93,39 @@ class Outliers(ABC):
 
     def values(self) -> Float16[Tensor, " words"]:
         """The value of each word."""
-        return torch.from_numpy(
-            (self._bits() >> np.uint64(column_bits(self.shape[1]))).astype(np.uint16).view(np.float16)
-        )
+        above = self._bits() >> np.uint64(column_bits(self.shape[1]))
+        return torch.from_numpy(above.astype(np.uint16).view(np.float16))
 
     def entries(self) -> tuple[Int64[Tensor, " count"], Int64[Tensor, " count"], Float16[Tensor, " count"]]:
         """Rows, columns and values of all outliers, without padding, by row and column."""
-        outliers = torch.ones(self.col_vals.numel(), dtype=torch.bool) if self.rows_at_once == 1 else self.col_vals != 0
-        rows, columns, values = (part[outliers] for part in (self.rows(), self.columns(), self.values()))
-        order = torch.from_numpy(np.lexsort((columns.numpy(), rows.numpy())))
-        return rows[order], columns[order], values[order]
+        order = self._order()
+        return self.rows()[order], self.columns()[order], self.values()[order]
+
+    def _order(self) -> Int64[Tensor, " count"]:
+        """The places of all outliers among the words, by row and column."""
+        outliers = self.col_vals != 0 if self.rows_at_once > 1 else torch.ones_like(self.col_vals, dtype=torch.bool)
+        places = outliers.nonzero()[:, 0]
+        return places[torch.from_numpy(np.lexsort((self.columns()[places].numpy(), self.rows()[places].numpy())))]
 
     def check(self) -> None:
-        """Raise `ValueError` unless offsets never fall and every word names a finite value within the matrix.
-
-        Within a row columns rise. Padding is zero, and only behind a row's last outlier.
-        """
-        offsets, (rows, columns) = self.offsets.to(torch.int64), self.shape
-        if bool((offsets.diff() < 0).any()):
+        """Raise `ValueError` unless `encode` would pack so what the words hold: finite numbers, one a place at most."""
+        if bool((self.offsets.diff() < 0).any()):
             raise ValueError("offsets fall")
-        if np.any(self._bits() >> np.uint64(column_bits(columns) + 16)):
+        if np.any(self._bits() >> np.uint64(column_bits(self.shape[1]) + 16)):
             raise ValueError("a word has bits set above its value")
-        if self.col_vals.numel() and int(self.columns().max()) >= columns:
-            raise ValueError(f"an outlier lies in column {int(self.columns().max())} of {columns}")
-        if not bool(self.values().isfinite().all()):
+        rows, columns, values = self.entries()
+        if not bool(((rows < self.shape[0]) & (columns < self.shape[1])).all()):
+            raise ValueError(f"an outlier lies outside of the matrix, {self.shape[0]} x {self.shape[1]}")
+        if not bool(values.isfinite().all()):
             raise ValueError("an outlier is not finite")
-        self._check_order(rows)
-
-    @abstractmethod
-    def _check_order(self, rows: int) -> None:
-        """Raise `ValueError` unless columns rise within each row."""
+        counts, words = np.bincount(rows, minlength=self.shape[0]), self._bits()[self._order().numpy()]
+        offsets, words = self._place(counts, rows.numpy(), words)
+        twice = bool(((rows.diff() == 0) & (columns.diff() == 0)).any())
+        if twice or not np.array_equal(offsets, self.offsets) or not np.array_equal(words, self._bits()):
+            raise ValueError("columns do not rise within a row, or padding is not behind all outliers")
 
     def _bits(self) -> np.ndarray:
-        return self.col_vals.numpy().view(f"u{self.col_vals.itemsize}").astype(np.uint64)
+        return self.arrays[1].astype(np.uint64)
 
 
 class CsrOutliers(Outliers):
@@ -136,11 +141,6 @@ class CsrOutliers(Outliers):
     def rows(self) -> Int64[Tensor, " words"]:
         """The row of each word."""
         return torch.arange(self.shape[0]).repeat_interleave(self.offsets.diff())
-
-    def _check_order(self, rows: int) -> None:
-        same_row = self.rows().diff() == 0
-        if bool((self.columns().diff()[same_row] <= 0).any()):
-            raise ValueError("columns do not rise within a row")
 
 
 class PtcsrOutliers(Outliers):
@@ -168,18 +168,6 @@ class PtcsrOutliers(Outliers):
         blocks = torch.arange(len(self.offsets) - 1).repeat_interleave(self.offsets.diff())
         # blocks begin at multiples of 16
         return BLOCK * blocks + torch.arange(self.col_vals.numel()) % BLOCK
-
-    def _check_order(self, rows: int) -> None:
-        if bool((self.offsets % BLOCK != 0).any()):
-            raise ValueError(f"an offset is no multiple of {BLOCK}")
-        if bool((self.col_vals[self.rows() >= rows] != 0).any()):
-            raise ValueError(f"rows beyond the last, {rows - 1}, hold outliers")
-        lines, words, block = self.columns().view(-1, BLOCK), self.col_vals.view(-1, BLOCK), self.rows()[::BLOCK]
-        below = block.diff() == 0  # the next line of 16 words belongs to the same block
-        if bool(((words[:-1] == 0) & (words[1:] != 0))[below].any()):
-            raise ValueError("an outlier follows padding")
-        if bool(((lines[1:] <= lines[:-1]) & (words[1:] != 0))[below].any()):
-            raise ValueError("columns do not rise within a row")
 
 
 STORAGES: dict[str, type[Outliers]] = {cls.name: cls for cls in (CsrOutliers, PtcsrOutliers)}

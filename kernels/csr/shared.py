@@ -1,4 +1,7 @@
-"""Scalar maths of sparse outliers: a column and an fp16 value in one word. For CPUs and GPUs from the same source."""
+"""Scalar maths of sparse outliers: a column and an fp16 value in one word. For CPUs and GPUs from the same source.
+
+Words and offsets come from files: no contents make a kernel touch memory outside of the tensors.
+"""
 
 from functools import cache
 
@@ -23,26 +26,27 @@ def value(word, bits):
     return float32_from_float16(numba.uint16(numba.uint64(word) >> numba.uint64(bits)))
 
 
-@cache
-def span(storage: str):
-    """The function that tells where a row of a block has its words: the first, the end, and the distance of two."""
-    if storage == "csr":
-
-        @numba.njit(inline="always")
-        def span(offsets, block, row):
-            return offsets[BLOCK * block + row], offsets[BLOCK * block + row + 1], 1
-
-    else:
-
-        @numba.njit(inline="always")
-        def span(offsets, block, row):
-            return offsets[block] + row, offsets[block + 1], BLOCK
-
-    return span
-
-
 @numba.njit(inline="always")
 def within(first, end, count):
-    """The same stretch of words, cut to the `count` that there are. Offsets of an unverified file may hold anything."""
+    """A stretch of words, cut to the `count` that there are."""
     first = max(numba.int64(first), numba.int64(0))
     return first, max(first, min(numba.int64(end), numba.int64(count)))
+
+
+@cache
+def span(storage: str):
+    """The function that tells where a row of a block has its words: the first, the end, and the distance of two.
+
+    They are cut to the `count` words that there are.
+    """
+    along = storage == "csr"
+
+    @numba.njit(inline="always")
+    def span(offsets, block, row, count):
+        if along:
+            first, end = within(offsets[BLOCK * block + row], offsets[BLOCK * block + row + 1], count)
+        else:
+            first, end = within(offsets[block] + row, offsets[block + 1], count)
+        return first, end, 1 if along else BLOCK
+
+    return span

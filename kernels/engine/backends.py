@@ -13,6 +13,8 @@ from toolkit.errors import UserError, unknown
 from toolkit.kernels.engine.simd import host_has
 
 CPU = torch.device("cpu")
+CUDA = "cuda"  # the name of kernels for GPUs, where a family has one kind
+AVX2 = frozenset({"avx2", "fma", "f16c"})
 
 
 @dataclass(frozen=True)
@@ -28,29 +30,37 @@ class Backend:
     product: Callable
 
 
-def runnable(backends: Mapping[str, Backend]) -> list[str]:
-    """The backends that this CPU can run, in their order."""
-    return [name for name, backend in backends.items() if all(map(host_has, backend.features))]
+class Backends(dict[str, Backend]):
+    """A family's backends for CPUs, the fastest first, and the names of its kernels for GPUs."""
 
+    def __init__(self, for_cpus: Mapping[str, Backend], for_gpus: Sequence[str] = (CUDA,)):
+        super().__init__(for_cpus)
+        self.for_gpus = for_gpus
 
-def choose(name: str, backends: Mapping[str, Backend], device: torch.device = CPU, for_gpus: Sequence[str] = ()):
-    """The backend of this name, or for "auto" the first for the device; one for GPUs is given as its name.
+    def available(self) -> list[str]:
+        """Those that this CPU can run, in their order."""
+        return [name for name, backend in self.items() if all(map(host_has, backend.features))]
 
-    Raises `UserError` for a name that is unknown, that this machine cannot run, or that works on another device.
-    """
-    if name not in ("auto", *for_gpus, *backends):
-        raise unknown("backend", name, ["auto", *for_gpus, *backends])
-    if name == "auto":
-        name = for_gpus[0] if for_gpus and device.type == "cuda" else runnable(backends)[0]
-    if name in for_gpus:
-        check_gpu(name, device)
-        return name
-    if device.type != "cpu":
-        raise UserError(f"backend {name!r} works on the CPU; these tensors are on {device}: move them with .to('cpu')")
-    if missing := sorted(feature for feature in backends[name].features if not host_has(feature)):
-        others = ", ".join(runnable(backends))
-        raise UserError(f"backend {name!r} needs a CPU with {', '.join(missing)}; this one can run: {others}")
-    return backends[name]
+    def choose(self, name: str, device: torch.device = CPU) -> Backend | str:
+        """The backend of this name, or for "auto" the first for the device; one for GPUs is given as its name.
+
+        Raises `UserError` for a name that is unknown, that this machine cannot run, or that works on another device.
+        """
+        if name not in ("auto", *self.for_gpus, *self):
+            raise unknown("backend", name, ["auto", *self.for_gpus, *self])
+        if name == "auto":
+            name = self.for_gpus[0] if self.for_gpus and device.type == "cuda" else self.available()[0]
+        if name in self.for_gpus:
+            check_gpu(name, device)
+            return name
+        if device.type != "cpu":
+            raise UserError(
+                f"backend {name!r} works on the CPU; these tensors are on {device}: move them with .to('cpu')"
+            )
+        if missing := sorted(feature for feature in self[name].features if not host_has(feature)):
+            needed, others = ", ".join(missing), ", ".join(self.available())
+            raise UserError(f"backend {name!r} needs a CPU with {needed}; this one can run: {others}")
+        return self[name]
 
 
 def check_gpu(name: str, device: torch.device) -> None:

@@ -1,10 +1,8 @@
 """Kernels that Numba compiles when they are first called, and that later processes take from files.
 
-Numba's own files (`cache=True`) do not serve here. They see changes of one source file only; they do not find closures
-over compiled functions again, since those are named by a number that each process draws; and two processes that write
-at once can mix up entries. Here an entry is a file, and its name is a digest of all that the machine code depends on:
-the contents of all kernels' files, the versions and settings of Python, Numba, LLVM and NumPy, the CPU and its
-features, the function, what its closure holds, and the types of its arguments.
+An entry is a file, and its name is a digest of all that the machine code depends on: the contents of all kernels'
+files, the versions and settings of Python, Numba, LLVM and NumPy, the CPU and its features, the function, what its
+closure holds, and the types of its arguments.
 
 It is kept only for the sources that it was compiled from. Python reads a module when it is first imported, which may be
 hours after the process began, so files that have changed since then vouch for nothing.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import cuda, float32, float64, int32, types
+from numba import cuda, float64, int32, types
 from numba.cuda.core import config
 from numba.extending import intrinsic
 from torch import Tensor
@@ -23,7 +23,6 @@ SIMULATED = bool(config.ENABLE_CUDASIM)
 config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # Numba warns of small grids; a small matrix is no mistake
 ALL = 0xFFFFFFFF
 MAX_WARPS = 32  # of any thread block
-SIMULATED_MULTIPROCESSORS = 1
 UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}  # by width in bytes
 
 
@@ -135,33 +134,29 @@ def _simulated_sync():
 
 
 @cuda.jit(device=True)
-def _simulated_sum_before(value):
-    room = cuda.shared.array((MAX_WARPS, LANES), int32)
-    warp = cuda.threadIdx.z * cuda.blockDim.y + cuda.threadIdx.y
-    cuda.syncthreads()
-    room[warp, cuda.threadIdx.x] = value
-    cuda.syncthreads()
-    return int(room[warp, : cuda.threadIdx.x].sum())
-
-
-@cuda.jit(device=True)
-def _simulated_sum_all(value):
-    room = cuda.shared.array((MAX_WARPS, LANES), float32)
-    warp = cuda.threadIdx.z * cuda.blockDim.y + cuda.threadIdx.y
-    cuda.syncthreads()
-    room[warp, cuda.threadIdx.x] = value
-    cuda.syncthreads()
-    return room[warp].sum()
-
-
-@cuda.jit(device=True)
-def _simulated_exchange(value, distance):
+def _values_of_warp(value):
+    """The numbers of all lanes of the warp."""
     room = cuda.shared.array((MAX_WARPS, LANES), float64)  # holds 32-bit integers and fp32 alike
     warp = cuda.threadIdx.z * cuda.blockDim.y + cuda.threadIdx.y
     cuda.syncthreads()
     room[warp, cuda.threadIdx.x] = value
     cuda.syncthreads()
-    return type(value)(room[warp, cuda.threadIdx.x ^ distance])
+    return room[warp]
+
+
+@cuda.jit(device=True)
+def _simulated_sum_before(value):
+    return int(_values_of_warp(value)[: cuda.threadIdx.x].sum())
+
+
+@cuda.jit(device=True)
+def _simulated_sum_all(value):
+    return _values_of_warp(value).astype(np.float32).sum()
+
+
+@cuda.jit(device=True)
+def _simulated_exchange(value, distance):
+    return type(value)(_values_of_warp(value)[cuda.threadIdx.x ^ distance])
 
 
 def _simulated_pair(operation):
@@ -244,6 +239,4 @@ def as_unsigned(tensor: Tensor) -> Tensor:
 
 def multiprocessors(device: torch.device) -> int:
     """How many multiprocessors the GPU has."""
-    if SIMULATED:
-        return SIMULATED_MULTIPROCESSORS
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return 1 if SIMULATED else torch.cuda.get_device_properties(device).multi_processor_count

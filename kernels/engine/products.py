@@ -10,7 +10,17 @@ from numba.extending import intrinsic
 from toolkit.kernels.engine import simd
 from toolkit.kernels.engine.compiled import compiled
 from toolkit.kernels.engine.elements import TO_FLOAT32
-from toolkit.kernels.engine.simd import CACHE_LINE, Vector, fma, item, prefetch, prefetch_l2, zeros
+from toolkit.kernels.engine.simd import (
+    CACHE_LINE,
+    LANES_TO_FLOAT32,
+    Vector,
+    fma,
+    item,
+    prefetch,
+    prefetch_l2,
+    totals,
+    zeros,
+)
 
 LANES = 16  # in which a row is summed
 ROWS = 4  # multiplied at once, which share what they read of x
@@ -18,46 +28,22 @@ NEAR_BYTES = 512  # how far ahead in a row the first cache is asked for its elem
 # rows and vectors at once where there are several vectors, as many as the registers hold: a weight in fp32 serves all
 TILES = {"avx512f": (4, 4), "avx2": (2, 2)}
 
-LANES_TO_FLOAT32 = {
-    torch.float32: simd.float32_lanes,
-    torch.float16: simd.float16_lanes,
-    torch.bfloat16: simd.bfloat16_lanes,
-    torch.int8: simd.int8_lanes,
-}
-
 
 @intrinsic(prefer_literal=True)
-def load_rows(typing_context, array, at, stride, rows):
-    """The `LANES` elements from `at`, those from `at + stride` and so on, as one vector."""
-    vector = Vector(array.dtype, rows.literal_value * LANES)
+def load_tile(typing_context, array, at, stride, times, stretches, lanes):
+    """The `lanes` elements from `at` so many times, then those from `at + stride` and so on, as one vector."""
+    vector = Vector(array.dtype, times.literal_value * stretches.literal_value * lanes.literal_value)
 
     def generate(context, builder, signature, arguments):
         data, place, stride = arguments[:3]
-        kind, parts = context.get_value_type(Vector(array.dtype, LANES)), []
-        for _ in range(rows.literal_value):
+        kind, parts = context.get_value_type(Vector(array.dtype, lanes.literal_value)), []
+        for _ in range(stretches.literal_value):
             source = simd.pointer(context, builder, array, data, place, kind)
-            parts.append(builder.load(source, align=array.dtype.bitwidth // 8))
+            parts += [builder.load(source, align=array.dtype.bitwidth // 8)] * times.literal_value
             place = builder.add(place, stride)
         return simd.join(builder, parts)
 
-    return vector(array, types.int64, types.int64, rows), generate
-
-
-@intrinsic(prefer_literal=True)
-def load_tile(typing_context, x, at, stride, rows, vectors, lanes):
-    """The `lanes` numbers from `at` once for each row, then those from `at + stride` and so on, as one vector."""
-    vector = Vector(x.dtype, rows.literal_value * vectors.literal_value * lanes.literal_value)
-
-    def generate(context, builder, signature, arguments):
-        data, place, stride = arguments[:3]
-        kind, parts = context.get_value_type(Vector(x.dtype, lanes.literal_value)), []
-        for _ in range(vectors.literal_value):
-            source = simd.pointer(context, builder, x, data, place, kind)
-            parts += [builder.load(source, align=x.dtype.bitwidth // 8)] * rows.literal_value
-            place = builder.add(place, stride)
-        return simd.join(builder, parts)
-
-    return vector(x, types.int64, types.int64, rows, vectors, lanes), generate
+    return vector(array, types.int64, types.int64, times, stretches, lanes), generate
 
 
 @intrinsic(prefer_literal=True)
@@ -65,27 +51,9 @@ def repeat(typing_context, vector, times):
     """The vector, so many times one after another."""
     repeated = Vector(vector.element, vector.lanes * times.literal_value)
 
-    def generate(context, builder, signature, arguments):
-        return simd.take(builder, arguments[0], [*range(vector.lanes)] * times.literal_value)
-
-    return repeated(vector, times), generate
-
-
-@intrinsic(prefer_literal=True)
-def totals(typing_context, sums, lanes):
-    """The sum of each so many lanes, which are halved again and again."""
-    results = sums.lanes // lanes.literal_value
-
-    def generate(context, builder, signature, arguments):
-        value, width = arguments[0], lanes.literal_value
-        while width > 1:
-            starts = range(0, results * width, width)
-            low = [start + lane for start in starts for lane in range(width // 2)]
-            high = [lane + width // 2 for lane in low]
-            value, width = builder.fadd(simd.take(builder, value, low), simd.take(builder, value, high)), width // 2
-        return value
-
-    return Vector(sums.element, results)(sums, lanes), generate
+    return repeated(vector, times), lambda context, builder, signature, arguments: simd.take(
+        builder, arguments[0], [*range(vector.lanes)] * times.literal_value
+    )
 
 
 @intrinsic(prefer_literal=True)
@@ -117,7 +85,7 @@ def multiply_tile(rows: int, vectors: int, dtype: torch.dtype):
 
     @numba.njit(inline="always")
     def add(weight, at, stride, x, place, sums):
-        weights = lanes_to_float32(load_rows(weight, at, stride, rows))
+        weights = lanes_to_float32(load_tile(weight, at, stride, 1, rows, LANES))
         return fma(repeat(weights, vectors), load_tile(x, place, x.shape[1], rows, vectors, LANES), sums)
 
     @compiled(forceinline=True)

@@ -13,9 +13,7 @@ def _move(matrix, sources, targets):
 
 
 def move_rows(
-    matrix: UInt8[np.ndarray, "rows bytes"],
-    sources: Int64[np.ndarray, " moved"],
-    targets: Int64[np.ndarray, " moved"],
+    matrix: UInt8[np.ndarray, "rows bytes"], sources: Int64[np.ndarray, " moved"], targets: Int64[np.ndarray, " moved"]
 ) -> None:
     """Copy row `sources[i]` to row `targets[i]`, for all i. No row is both a source and a target."""
     _move(matrix, np.ascontiguousarray(sources), np.ascontiguousarray(targets))

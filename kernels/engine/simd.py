@@ -1,17 +1,21 @@
 """SIMD vectors for Numba: a type, and the few operations on it that the kernels use, as LLVM writes them.
 
 `load`, `store` and the like take an array and an element's place in it and check no bounds. Lanes may exceed a
-register: LLVM splits a vector into as many registers as the CPU needs.
+register: LLVM splits a vector into as many registers as the CPU needs. Functions that take a `builder` write LLVM code,
+for intrinsics of this and other modules.
 """
 
+from collections.abc import Callable, Sequence
 from functools import cache
 
+import torch
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils, config
 from numba.extending import intrinsic, models, register_model
 
-I32, I64 = ir.IntType(32), ir.IntType(64)
+I8, I16, I32, I64 = map(ir.IntType, (8, 16, 32, 64))
+F16, F32 = ir.HalfType(), ir.FloatType()
 CACHE_LINE = 64  # bytes
 # prefetch distance for values that are read in bursts, since the hardware prefetcher does not keep up with bursts
 PREFETCH_BYTES = 4096
@@ -53,6 +57,72 @@ def pointer(context, builder, array_type, array, at, kind: ir.Type):
     return builder.bitcast(builder.gep(data, [at]), kind.as_pointer())
 
 
+def call(builder, name: str, result: ir.Type, *arguments, **options) -> ir.Value:
+    """The result of LLVM's intrinsic function `llvm.name`."""
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(builder.module.declare_intrinsic(f"llvm.{name}", (), kind), arguments, **options)
+
+
+def in_all_lanes(builder, value, lanes: int) -> ir.Value:
+    """A vector with the value in all lanes."""
+    undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
+    first = builder.insert_element(undefined, value, I32(0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(I32, lanes), None))
+
+
+def constant(kind: ir.VectorType, value: float) -> ir.Constant:
+    """A constant with the value in all lanes."""
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def multiply_add(builder, a, b, c) -> ir.Value:
+    """a · b + c of fp32 vectors, rounded once."""
+    return call(builder, f"fma.v{a.type.count}f32", a.type, a, b, c)
+
+
+def in_register(builder, value) -> ir.Value:
+    """The same vector, held in a register: LLVM may then not fold its load into the next instruction."""
+    kind = ir.FunctionType(value.type, [value.type])
+    return builder.asm(kind, "", "=v,0", [value], side_effect=False)
+
+
+def take(builder, value, lanes) -> ir.Value:
+    """The named lanes of a vector, as a shorter one."""
+    indices = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
+    return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), indices)
+
+
+def join(builder, parts: Sequence[ir.Value]) -> ir.Value:
+    """Vectors of one length, a power of two of them, one after another."""
+    while len(parts) > 1:
+        lanes = parts[0].type.count
+        indices = ir.Constant(ir.VectorType(I32, 2 * lanes), list(range(2 * lanes)))
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        parts = [builder.shuffle_vector(low, high, indices) for low, high in pairs]
+    return parts[0]
+
+
+def halved(builder, value, width: int) -> ir.Value:
+    """The sums of each `width` lanes, halved again and again."""
+    while width > 1:
+        low = [start + lane for start in range(0, value.type.count, width) for lane in range(width // 2)]
+        high = [lane + width // 2 for lane in low]
+        value, width = builder.fadd(take(builder, value, low), take(builder, value, high)), width // 2
+    return value
+
+
+def constant_table(builder, name: str, rows: list[list[int]]) -> ir.Value:
+    """A pointer to the first of equally long byte vectors that live in the compiled module, aligned to their size."""
+    row = ir.VectorType(I8, len(rows[0]))
+    kind = ir.ArrayType(row, len(rows))
+    try:
+        table = builder.module.get_global(name)
+    except KeyError:
+        table = cgutils.global_constant(builder, name, ir.Constant(kind, [ir.Constant(row, r) for r in rows]))
+        table.align = len(rows[0])
+    return builder.bitcast(table, row.as_pointer())
+
+
 @intrinsic(prefer_literal=True)
 def load(typing_context, array, at, lanes):
     """The `lanes` elements from `at`, at any alignment."""
@@ -80,8 +150,8 @@ def store(typing_context, array, at, vector):
     """Write the vector from `at` on, at any alignment."""
 
     def generate(context, builder, signature, arguments):
-        array_value, at_value, value = arguments
-        place = pointer(context, builder, array, array_value, at_value, value.type)
+        value = arguments[2]
+        place = pointer(context, builder, array, *arguments[:2], value.type)
         builder.store(value, place, align=array.dtype.bitwidth // 8)
 
     return types.void(array, types.int64, vector), generate
@@ -94,36 +164,29 @@ def stream(typing_context, array, at, vector):
     """
 
     def generate(context, builder, signature, arguments):
-        array_value, at_value, value = arguments
-        size = vector.lanes * vector.element.bitwidth // 8
-        place = pointer(context, builder, array, array_value, at_value, value.type)
+        value, size = arguments[2], vector.lanes * vector.element.bitwidth // 8
+        place = pointer(context, builder, array, *arguments[:2], value.type)
         written = builder.store(value, place, align=min(size, CACHE_LINE))
         written.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32, 1)]))
 
     return types.void(array, types.int64, vector), generate
 
 
-@intrinsic
-def prefetch(typing_context, array, at):
-    """Ask all caches for the line that holds this element, which may lie beyond the array's end."""
-    return types.void(array, types.int64), _prefetch_into(array, 3)
+def _prefetching(locality: int):
+    @intrinsic
+    def prefetch(typing_context, array, at):
+        def generate(context, builder, signature, arguments):
+            place = pointer(context, builder, array, *arguments, I8)
+            call(builder, "prefetch.p0", ir.VoidType(), place, I32(0), I32(locality), I32(1))  # to read; data, not code
+            return context.get_dummy_value()
+
+        return types.void(array, types.int64), generate
+
+    return prefetch
 
 
-@intrinsic
-def prefetch_l2(typing_context, array, at):
-    """Ask the second cache for the line that holds this element, which may lie beyond the array's end."""
-    return types.void(array, types.int64), _prefetch_into(array, 2)
-
-
-def _prefetch_into(array, locality: int):
-    def generate(context, builder, signature, arguments):
-        place = pointer(context, builder, array, *arguments, ir.IntType(8))
-        kind = ir.FunctionType(ir.VoidType(), [place.type, I32, I32, I32])
-        ask = builder.module.declare_intrinsic("llvm.prefetch.p0", (), kind)
-        builder.call(ask, [place, I32(0), I32(locality), I32(1)])  # to read; data, not code
-        return context.get_dummy_value()
-
-    return generate
+# ask all caches, or the second one, for the line that holds array.flat[at], which may lie beyond the array's end
+prefetch, prefetch_l2 = _prefetching(3), _prefetching(2)
 
 
 @intrinsic
@@ -141,130 +204,75 @@ def fence(typing_context):
 def zeros(typing_context, lanes):
     """An fp32 vector of zeros."""
     vector = Vector(types.float32, lanes.literal_value)
-
-    def generate(context, builder, signature, arguments):
-        return ir.Constant(context.get_value_type(vector), None)
-
-    return vector(lanes), generate
+    return vector(lanes), lambda context, *_: ir.Constant(context.get_value_type(vector), None)
 
 
 @intrinsic(prefer_literal=True)
 def splat(typing_context, value, lanes):
     """An fp32 vector with the value in all lanes."""
     vector = Vector(types.float32, lanes.literal_value)
-
-    def generate(context, builder, signature, arguments):
-        kind = context.get_value_type(vector)
-        first = builder.insert_element(ir.Constant(kind, ir.Undefined), arguments[0], I32(0))
-        return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(I32, vector.lanes), None))
-
-    return vector(types.float32, lanes), generate
+    return vector(types.float32, lanes), lambda context, builder, signature, arguments: in_all_lanes(
+        builder, arguments[0], vector.lanes
+    )
 
 
-@intrinsic
-def bfloat16_lanes(typing_context, vector):
-    """bf16 bits to fp32."""
+def _to_floats(convert: Callable):
+    """The intrinsic that makes fp32 of a vector; `convert` writes it, given the vector and how fp32 is laid out."""
 
-    def generate(context, builder, signature, arguments):
-        wide = builder.zext(arguments[0], ir.VectorType(ir.IntType(32), vector.lanes))
-        return builder.bitcast(builder.shl(wide, ir.Constant(wide.type, [16] * vector.lanes)), _floats(vector.lanes))
+    @intrinsic
+    def lanes_to_float32(typing_context, vector):
+        floats = ir.VectorType(F32, vector.lanes)
+        return Vector(types.float32, vector.lanes)(vector), lambda context, builder, signature, arguments: convert(
+            builder, arguments[0], floats
+        )
 
-    return Vector(types.float32, vector.lanes)(vector), generate
-
-
-@intrinsic
-def float16_lanes(typing_context, vector):
-    """fp16 bits to fp32."""
-
-    def generate(context, builder, signature, arguments):
-        halves = builder.bitcast(arguments[0], ir.VectorType(ir.HalfType(), vector.lanes))
-        return builder.fpext(halves, _floats(vector.lanes))
-
-    return Vector(types.float32, vector.lanes)(vector), generate
+    return lanes_to_float32
 
 
-@intrinsic
-def float32_lanes(typing_context, vector):
-    """fp32 bits to fp32."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], _floats(vector.lanes))
-
-    return Vector(types.float32, vector.lanes)(vector), generate
+def _from_bfloat16(builder, bits, floats) -> ir.Value:
+    wide = builder.zext(bits, ir.VectorType(I32, floats.count))
+    return builder.bitcast(builder.shl(wide, constant(wide.type, 16)), floats)
 
 
-@intrinsic
-def int8_lanes(typing_context, vector):
-    """Signed bytes to fp32."""
+def _from_float16(builder, bits, floats) -> ir.Value:
+    return builder.fpext(builder.bitcast(bits, ir.VectorType(F16, floats.count)), floats)
 
-    def generate(context, builder, signature, arguments):
-        wide = builder.sext(arguments[0], ir.VectorType(ir.IntType(32), vector.lanes))
-        return builder.sitofp(wide, _floats(vector.lanes))
 
-    return Vector(types.float32, vector.lanes)(vector), generate
+def _from_float32(builder, bits, floats) -> ir.Value:
+    return builder.bitcast(bits, floats)
+
+
+def _from_int8(builder, bits, floats) -> ir.Value:
+    return builder.sitofp(builder.sext(bits, ir.VectorType(I32, floats.count)), floats)
+
+
+# what makes fp32 of a vector of a type's bits
+LANES_TO_FLOAT32 = {
+    torch.float32: _to_floats(_from_float32),
+    torch.float16: _to_floats(_from_float16),
+    torch.bfloat16: _to_floats(_from_bfloat16),
+    torch.int8: _to_floats(_from_int8),
+}
 
 
 @intrinsic
 def fma(typing_context, a, b, c):
     """a · b + c of fp32 vectors, rounded once."""
-
-    def generate(context, builder, _signature, arguments):
-        kind = arguments[0].type
-        signature = ir.FunctionType(kind, [kind] * 3)
-        return builder.call(builder.module.declare_intrinsic(f"llvm.fma.v{a.lanes}f32", (), signature), arguments)
-
-    return a(a, a, a), generate
+    return a(a, a, a), lambda context, builder, signature, arguments: multiply_add(builder, *arguments)
 
 
 @intrinsic
 def total(typing_context, vector):
     """The sum over the lanes, halved again and again."""
-
-    def generate(context, builder, signature, arguments):
-        (value,) = arguments
-        lanes = vector.lanes
-        while lanes > 1:
-            lanes //= 2
-            low, high = (take(builder, value, range(start, start + lanes)) for start in (0, lanes))
-            value = builder.fadd(low, high)
-        return builder.extract_element(value, I32(0))
-
-    return vector.element(vector), generate
+    return vector.element(vector), lambda context, builder, signature, arguments: builder.extract_element(
+        halved(builder, arguments[0], vector.lanes), I32(0)
+    )
 
 
-def in_register(builder, value) -> ir.Value:
-    """The same vector, held in a register: LLVM may then not fold its load into the next instruction."""
-    kind = ir.FunctionType(value.type, [value.type])
-    return builder.asm(kind, "", "=v,0", [value], side_effect=False)
-
-
-def take(builder, value, lanes) -> ir.Value:
-    """The named lanes of a vector, as a shorter one."""
-    indices = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
-    return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), indices)
-
-
-def join(builder, parts: list[ir.Value]) -> ir.Value:
-    """Vectors of one length, a power of two of them, one after another."""
-    while len(parts) > 1:
-        lanes = parts[0].type.count
-        indices = ir.Constant(ir.VectorType(I32, 2 * lanes), list(range(2 * lanes)))
-        pairs = zip(parts[::2], parts[1::2], strict=True)
-        parts = [builder.shuffle_vector(low, high, indices) for low, high in pairs]
-    return parts[0]
-
-
-def constant_table(builder, name: str, rows: list[list[int]]) -> ir.Value:
-    """A pointer to the first of equally long byte vectors that live in the compiled module, aligned to their size."""
-    row = ir.VectorType(ir.IntType(8), len(rows[0]))
-    kind = ir.ArrayType(row, len(rows))
-    try:
-        table = builder.module.get_global(name)
-    except KeyError:
-        table = cgutils.global_constant(builder, name, ir.Constant(kind, [ir.Constant(row, r) for r in rows]))
-        table.align = len(rows[0])
-    return builder.bitcast(table, row.as_pointer())
-
-
-def _floats(lanes: int) -> ir.VectorType:
-    return ir.VectorType(ir.FloatType(), lanes)
+@intrinsic(prefer_literal=True)
+def totals(typing_context, sums, lanes):
+    """The sum of each so many lanes, halved again and again."""
+    width = lanes.literal_value
+    return Vector(sums.element, sums.lanes // width)(
+        sums, lanes
+    ), lambda context, builder, signature, arguments: halved(builder, arguments[0], width)

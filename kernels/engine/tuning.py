@@ -1,10 +1,9 @@
-"""Which way of doing an operation is fastest on this machine: measured at first need, and kept in a file.
+"""Which way of doing an operation is fastest on this machine: measured at first need, and kept.
 
-The file lies in the toolkit's cache. Its name is a digest of all that a choice depends on: the CPU and its features,
-the number of threads, the versions of Numba and torch, and the kernels' code. Nothing is measured at import.
+A choice depends on the CPU and its features, the number of threads, the versions of Numba and torch, and the kernels'
+code. Nothing is measured at import.
 """
 
-import json
 import logging
 import os
 import platform
@@ -17,11 +16,13 @@ from pathlib import Path
 import torch
 from llvmlite import binding
 
-from toolkit import paths, sources
+from toolkit import sources
+from toolkit.cache import cached
 from toolkit.errors import UserError
 from toolkit.files import read_json, write_json
 
 REPETITIONS = 7
+SECONDS = "seconds.json"
 WORTH_CHANGING = 0.95  # of the first one's time: a way that is hardly faster does not replace it
 
 log = logging.getLogger(__name__)
@@ -29,31 +30,23 @@ log = logging.getLogger(__name__)
 Runs = Mapping[str, Callable[[], object]]
 
 
-def fastest(
-    operation: str, names: tuple[str, ...], prepare: Callable[[], Runs], threads: int, module: str | None = None
-) -> str:
+def fastest(operation: str, names: tuple[str, ...], prepare: Callable[[], Runs], threads: int, module: str) -> str:
     """The name of the fastest way; the first name wins ties.
 
     Args:
-        operation: its key in the file, such as `"bitmap matvec bfloat16"`; the first word names the file.
+        operation: what is done, such as `"endor prompt bfloat16 int8 4"`.
         names: the ways to choose from, the one to prefer first.
         prepare: makes a run of each name; called only if nothing fitting is kept.
         threads: how many the runs use.
-        module: the choice is made again when its code changes; None is the kernel family that the first word names.
+        module: the choice is made again when its code changes.
 
     A cache that cannot be written, or code that cannot be read, gives the first name, with a warning.
     """
-    if len(names) == 1:
-        return names[0]
+    key = {"operation": operation, "names": names, "threads": threads, "machine": machine()}
     try:
-        name = operation.split()[0]
-        file = _file(name, threads, module or f"toolkit.kernels.{name}")
-        seconds = read_json(file).get(operation, {})
-        if set(seconds) != set(names):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(file, read_json(file))  # an unwritable cache shows before the measurement
-            seconds = measure(prepare())
-            write_json(file, read_json(file) | {operation: seconds})
+        code = sources.dependencies(module)
+        folder = cached("fastest", key, code, lambda made: write_json(made / SECONDS, measure(prepare())))
+        seconds = read_json(folder / SECONDS)
     except (OSError, UserError) as error:
         log.warning("%s: %s, unmeasured, since no choice can be kept: %s", operation, names[0], error)
         return names[0]
@@ -81,11 +74,6 @@ def measure(runs: Runs, clock: Callable[[], float] = time.perf_counter) -> dict[
     return seconds
 
 
-def _file(name: str, threads: int, module: str) -> Path:
-    key = json.dumps([*machine(), threads, _code(module)])
-    return paths.cache_dir() / "kernels" / f"{name}-{sources.digest(key)[:16]}.json"
-
-
 @cache
 def machine() -> tuple[str, ...]:
     """The key of a machine, since another may choose otherwise: CPU, its features, cores, versions."""
@@ -94,14 +82,7 @@ def machine() -> tuple[str, ...]:
 
 
 def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, f"{platform.processor()} {binding.get_host_cpu_name()}")
-
-
-@cache
-def _code(module: str) -> str:
-    return sources.fingerprint(sources.dependencies(module))

@@ -2,8 +2,11 @@
 
 A bundle is one row: the neuron's gate row, if the FFN has a gate, its up row and its down column (LLM in a flash,
 section 3.2). With `bits`, rows are the records of quantised neurons (`records`; `toolkit.quantization.neuron_records`
-writes them). The door is `ffn`; `backend="auto"` takes the first of `available()`, and on a GPU the CUDA kernels.
+writes them). The door is `ffn`; `backend="auto"` takes the first backend that the CPU can run, on a GPU the CUDA
+kernels.
 """
+
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,32 +14,29 @@ from jaxtyping import Float, Float32, UInt8
 from torch import Tensor
 
 from toolkit.errors import unknown
-from toolkit.kernels.engine.backends import Backend, choose, expect, operand, runnable
+from toolkit.kernels.engine.backends import AVX2, CUDA, Backend, Backends, expect, operand
 from toolkit.kernels.engine.parallel import over_rows
 from toolkit.kernels.neurons import cpu, cpu_records_simd, cpu_simd
 from toolkit.kernels.neurons.records import SECTIONS, record_bytes
 from toolkit.kernels.neurons.shared import ACTIVATIONS, add_up
 
-__all__ = ["ACTIVATIONS", "BACKENDS", "RECORD_BACKENDS", "available", "ffn"]
+__all__ = ["ACTIVATIONS", "BACKENDS", "RECORD_BACKENDS", "ffn"]
 
 DENSE = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
 STORED = DENSE | {torch.uint8: torch.uint8}  # the unsigned integers that kernels take, by the type of the rows
 PART_BYTES, MOST_PARTS = 128 * 1024, 16  # sums that are added up at the end: a power of two, whatever the threads
-CUDA = "cuda"
 NO_BIAS = np.empty(0, np.float32)
 
 
-# fastest first; LLVM writes the first with wider registers where the CPU has them
-BACKENDS = {
-    "avx2": Backend(frozenset({"avx2", "fma", "f16c"}), cpu_simd.ffn),
-    "portable": Backend(frozenset(), cpu.ffn),
-}
-# of quantised neurons
-RECORD_BACKENDS = {
-    "avx512": Backend(frozenset({"avx512f"}), cpu_records_simd.by_lookup),
-    "avx2": Backend(frozenset({"avx2", "fma", "f16c"}), cpu_records_simd.by_conversion),
-    "portable": Backend(frozenset(), cpu.ffn_of_records),
-}
+# LLVM writes the first with wider registers where the CPU has them
+BACKENDS = Backends({"avx2": Backend(AVX2, cpu_simd.ffn), "portable": Backend(frozenset(), cpu.ffn)})
+RECORD_BACKENDS = Backends(  # of quantised neurons
+    {
+        "avx512": Backend(frozenset({"avx512f"}), partial(cpu_records_simd.ffn, True)),
+        "avx2": Backend(AVX2, partial(cpu_records_simd.ffn, False)),
+        "portable": Backend(frozenset(), cpu.ffn_of_records),
+    }
+)
 
 
 def ffn(
@@ -60,7 +60,7 @@ def ffn(
         threshold: outputs of neurons that do not exceed it in magnitude count as zero, and their down columns are not
             read. At 0, neurons that a ReLU stops cost no second half.
         out: where the sums go.
-        backend: a name in `available(bits)`, or "auto".
+        backend: a name in `BACKENDS`, with `bits` in `RECORD_BACKENDS`, or "auto".
         bits: of the codes in records, 4 or 2; None for dense bundles.
 
     All sums are fp32. They depend on the backend and the number of rows, not on the number of threads, and not on the
@@ -77,7 +77,8 @@ def ffn(
     gated = _check(bundles, x, activation, bias, threshold, out, bits)
     vectors = operand(x, out).to(torch.float32).view(-1 if hidden else 1, hidden)
     given, shifts = bundles.detach(), None if bias is None else bias.detach().to(torch.float32)
-    chosen, result = choose(backend, _backends(bits), device, for_gpus=[CUDA]), out.detach().view(vectors.shape)
+    chosen = (BACKENDS if bits is None else RECORD_BACKENDS).choose(backend, device)
+    result = out.detach().view(vectors.shape)
     if chosen == CUDA:
         from toolkit.kernels.neurons import cuda
 
@@ -93,15 +94,6 @@ def ffn(
         if parts > 1:
             add_up(partials, sums)
     return out
-
-
-def available(bits: int | None = None) -> list[str]:
-    """The backends that this CPU can run, fastest first."""
-    return runnable(_backends(bits))
-
-
-def _backends(bits: int | None) -> dict[str, Backend]:
-    return BACKENDS if bits is None else RECORD_BACKENDS
 
 
 def _check(

@@ -17,25 +17,37 @@ from numba.extending import intrinsic
 
 from toolkit.kernels.engine import simd
 from toolkit.kernels.engine.compiled import compiled
-from toolkit.kernels.engine.products import NEAR_BYTES, load_tile, repeat, store_rows, totals
-from toolkit.kernels.engine.simd import CACHE_LINE, Vector, fma, prefetch, prefetch_l2, zeros
+from toolkit.kernels.engine.products import NEAR_BYTES, load_tile, repeat, store_rows
+from toolkit.kernels.engine.simd import (
+    CACHE_LINE,
+    F16,
+    F32,
+    I8,
+    I32,
+    I64,
+    Vector,
+    call,
+    constant,
+    fma,
+    in_all_lanes,
+    multiply_add,
+    prefetch,
+    prefetch_l2,
+    totals,
+    zeros,
+)
 from toolkit.kernels.neurons.cpu import section_start
 from toolkit.kernels.neurons.cpu_simd import adding
 from toolkit.kernels.neurons.records import BLOCK, FIELDS, HEAD_BYTES, LANES, codes_start, groups, section_bytes
 from toolkit.kernels.neurons.shared import ROWS, ffn_of_parts
 
-FLOATS, INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(simd.I32, LANES)
+FLOATS, INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 VECTORS = 4  # that share the weights of a row
 
 
-def _splat(builder, value) -> ir.Value:
-    first = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), value, simd.I32(0))
-    return builder.shuffle_vector(first, first, ir.Constant(INTS, [0] * LANES))
-
-
-def _fma(builder, a, b, c) -> ir.Value:
-    kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
-    return builder.call(builder.module.declare_intrinsic(f"llvm.fma.v{LANES}f32", (), kind), [a, b, c])
+def _linear(builder, numbers, slope, shift) -> ir.Value:
+    """slope · numbers + shift."""
+    return multiply_add(builder, numbers, in_all_lanes(builder, slope, LANES), in_all_lanes(builder, shift, LANES))
 
 
 @intrinsic
@@ -47,13 +59,12 @@ def factors(typing_context, numbers, head, scales, zero_points):
             source = simd.pointer(context, builder, numbers, arguments[0], place, kind)
             return builder.load(source, align=1)
 
-        four = at(arguments[1], ir.VectorType(ir.HalfType(), 4))
-        numbers_of = [builder.fpext(builder.extract_element(four, simd.I32(i)), ir.FloatType()) for i in range(4)]
+        four = at(arguments[1], ir.VectorType(F16, 4))
+        numbers_of = [builder.fpext(builder.extract_element(four, I32(i)), F32) for i in range(4)]
         found = []
         for place, step, offset in ((arguments[2], *numbers_of[:2]), (arguments[3], *numbers_of[2:])):
-            codes = builder.zext(at(place, ir.VectorType(ir.IntType(8), LANES)), INTS)
-            steps = builder.sitofp(codes, FLOATS)
-            found.append(_fma(builder, steps, _splat(builder, step), _splat(builder, offset)))
+            codes = builder.zext(at(place, ir.VectorType(I8, LANES)), INTS)
+            found.append(_linear(builder, builder.sitofp(codes, FLOATS), step, offset))
         scale, zero = found
         return simd.join(builder, [scale, builder.fneg(builder.fmul(scale, zero))])
 
@@ -72,8 +83,8 @@ def block_weights(bits: int, lookup: bool, rows: int = 1):
 
     def weights(context, builder, kinds, arrays, source, place, wide):
         def of_group(place, field):
-            first = simd.pointer(context, builder, kinds[1], arrays[1], place, ir.FloatType())
-            return builder.load(builder.gep(first, [simd.I64(0 if bits == 4 else field)]))
+            first = simd.pointer(context, builder, kinds[1], arrays[1], place, F32)
+            return builder.load(builder.gep(first, [I64(0 if bits == 4 else field)]))
 
         source = simd.pointer(context, builder, kinds[0], arrays[0], source, ir.VectorType(number, LANES))
         words, table = builder.zext(builder.load(source, align=1), INTS), None
@@ -81,16 +92,14 @@ def block_weights(bits: int, lookup: bool, rows: int = 1):
             slope, shift = of_group(place, field), of_group(builder.add(place, wide), field)
             if lookup:
                 if bits == 2 or table is None:
-                    table = _fma(builder, levels, _splat(builder, slope), _splat(builder, shift))
-                places = builder.lshr(words, ir.Constant(INTS, [bits * field] * LANES))
-                kind = ir.FunctionType(FLOATS, [FLOATS, INTS])
-                pick = builder.module.declare_intrinsic("llvm.x86.avx512.permvar.sf.512", (), kind)
-                yield builder.call(pick, [table, places])
+                    table = _linear(builder, levels, slope, shift)
+                places = builder.lshr(words, constant(INTS, bits * field))
+                yield call(builder, "x86.avx512.permvar.sf.512", FLOATS, table, places)
             else:
-                mask = ir.Constant(INTS, [(2**bits - 1) << bits * field] * LANES)
+                mask = constant(INTS, (2**bits - 1) << bits * field)
                 codes = builder.sitofp(builder.and_(words, mask), FLOATS)
-                slope = builder.fmul(slope, ir.Constant(ir.FloatType(), 2.0 ** -(bits * field)))
-                yield _fma(builder, codes, _splat(builder, slope), _splat(builder, shift))
+                slope = builder.fmul(slope, ir.Constant(F32, 2.0 ** -(bits * field)))
+                yield _linear(builder, codes, slope, shift)
 
     @intrinsic
     def block_weights(typing_context, numbers, at, stride, room, place, wide):
@@ -114,20 +123,6 @@ def padded(hidden, bits):
     return (groups(hidden, bits) + LANES - 1) // LANES * LANES
 
 
-@intrinsic
-def store_halves(typing_context, array, first, second, vector):
-    """Write the first half of the vector from one place on and the second half from another."""
-
-    def generate(context, builder, signature, arguments):
-        data, *places, value = arguments
-        half = vector.lanes // 2
-        for number, place in enumerate(places):
-            some = simd.take(builder, value, range(number * half, (number + 1) * half))
-            builder.store(some, simd.pointer(context, builder, array, data, place, some.type), align=4)
-
-    return types.void(array, types.int64, types.int64, vector), generate
-
-
 @cache
 def fill_room(bits: int):
     """The function that writes a section's factors, then its addends, into the room from `place` on."""
@@ -138,7 +133,7 @@ def fill_room(bits: int):
         scales = at + HEAD_BYTES
         for first in range(0, count, LANES):
             found = factors(numbers, at, scales + first, scales + count + first)
-            store_halves(room, place + first, place + wide + first, found)
+            store_rows(room, place + first, wide, found, LANES)
 
     return fill_room
 
@@ -245,7 +240,8 @@ def request_section(bits: int):
     return request_section
 
 
-def ffn(bits: int, activation: str, lookup: bool):
+@cache
+def ffn(lookup: bool, bits: int, activation: str):
     """The function of parts, as `ffn_of_parts` describes it."""
 
     @numba.njit(inline="always")
@@ -254,15 +250,3 @@ def ffn(bits: int, activation: str, lookup: bool):
 
     functions = multiply_rows(bits, lookup), add_columns_of(bits, lookup)
     return ffn_of_parts(*functions, activation, True, section_start(bits), prepare, request_section(bits))
-
-
-@cache
-def by_lookup(bits: int, activation: str):
-    """`ffn` with AVX-512."""
-    return ffn(bits, activation, True)
-
-
-@cache
-def by_conversion(bits: int, activation: str):
-    """`ffn` with AVX2."""
-    return ffn(bits, activation, False)

@@ -8,8 +8,8 @@ import torch
 
 from toolkit.kernels.engine.compiled import compiled
 from toolkit.kernels.engine.elements import TO_FLOAT32
-from toolkit.kernels.engine.products import LANES_TO_FLOAT32, NEAR_BYTES, multiply_rows
-from toolkit.kernels.engine.simd import CACHE_LINE, fma, item, load, prefetch, splat, store
+from toolkit.kernels.engine.products import NEAR_BYTES, multiply_rows
+from toolkit.kernels.engine.simd import CACHE_LINE, LANES_TO_FLOAT32, fma, item, load, prefetch, splat, store
 from toolkit.kernels.neurons.shared import ROWS, ffn_of_parts
 
 LANES = 64  # of the sums that stay in registers while four columns are added

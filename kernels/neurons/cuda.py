@@ -47,8 +47,7 @@ def ffn(
     shifts = torch.zeros(rows, device=device) if bias is None else bias
     launches = values_launch(rows), columns_launch(rows, of_column, multiprocessors(device))
     most = VECTORS if bits is None else VECTORS_OF_RECORDS
-    for first in range(0, len(x), most):
-        some, result = x[first : first + most], out[first : first + most]
+    for some, result in zip(x.split(most), out.split(most), strict=True):
         values = torch.empty(len(some), rows, device=device)
         find, add = values_kernel(kind, activation, gated, len(some)), columns_kernel(kind, gated, len(some))
         run(find, launches[0], device, words, *sizes, of_column, shifts, some, threshold, values)

@@ -34,17 +34,16 @@ from torch import Tensor
 
 from toolkit.kernels import csr, dense
 from toolkit.kernels.csr.layout import column_bits
-from toolkit.kernels.engine.backends import Backend, choose, expect, operands, runnable
+from toolkit.kernels.engine.backends import AVX2, Backend, Backends, expect, operands
 from toolkit.kernels.engine.elements import FLOAT_BITS
 from toolkit.kernels.engine.parallel import Product, Task, over_rows
 from toolkit.kernels.spqr import cpu, cpu_avx512, cpu_simd
 from toolkit.kernels.spqr.layout import Codes, check, pack, tiles, unpack
 from toolkit.kernels.spqr.shared import LEVELS, TILE
 
-__all__ = ["BACKENDS", "LEVELS", "TILE", "Codes", "available", "check", "decode", "matvec", "pack", "tiles", "unpack"]
+__all__ = ["BACKENDS", "LEVELS", "TILE", "Codes", "check", "decode", "matvec", "pack", "tiles", "unpack"]
 
 FOR_GPUS = {"cuda_table": True, "cuda_arithmetic": False}  # whether by table; the thesis found that to be faster
-SIMD = frozenset({"avx2", "fma", "f16c"})
 ROWS_AT_ONCE = 8 * TILE  # whose columns a GPU puts in order together
 
 
@@ -57,10 +56,10 @@ class SpQRBackend(Backend):
     prepared: type = np.float32  # the type of the prepared activations
 
 
-def _decoding(family, multiply: str, by_table: bool, features: frozenset[str] = frozenset()) -> SpQRBackend:
-    decode = family.decode_stripe(by_table)
-    product = partial(cpu.product, decode, dense.BACKENDS[multiply].product)
-    return SpQRBackend(features, product, partial(cpu.decoded, decode))
+def _decoding(family, multiply: str, by_table: bool) -> SpQRBackend:
+    decode, dense_backend = family.decode_stripe(by_table), dense.BACKENDS[multiply]
+    product = partial(cpu.product, decode, dense_backend.product)
+    return SpQRBackend(dense_backend.features, product, partial(cpu.decoded, decode))
 
 
 def _fused(features: frozenset[str], kernel: cpu_simd.Fused) -> SpQRBackend:
@@ -68,14 +67,17 @@ def _fused(features: frozenset[str], kernel: cpu_simd.Fused) -> SpQRBackend:
     return SpQRBackend(features, partial(cpu_simd.product, kernel), decode, kernel.prepare, kernel.prepared)
 
 
-BACKENDS = {
-    "avx512_int16": _fused(SIMD | {"avx512f", "avx512bw", "avx512vbmi", "avx512vnni"}, cpu_avx512.INT16),
-    "avx2": _fused(SIMD, cpu_simd.FLOAT),
-    "avx2_table": _decoding(cpu_simd, "avx2", True, SIMD),
-    "avx2_arithmetic": _decoding(cpu_simd, "avx2", False, SIMD),
-    "table": _decoding(cpu, "portable", True),
-    "arithmetic": _decoding(cpu, "portable", False),
-}
+BACKENDS = Backends(
+    {
+        "avx512_int16": _fused(AVX2 | {"avx512f", "avx512bw", "avx512vbmi", "avx512vnni"}, cpu_avx512.INT16),
+        "avx2": _fused(AVX2, cpu_simd.FLOAT),
+        "avx2_table": _decoding(cpu_simd, "avx2", True),
+        "avx2_arithmetic": _decoding(cpu_simd, "avx2", False),
+        "table": _decoding(cpu, "portable", True),
+        "arithmetic": _decoding(cpu, "portable", False),
+    },
+    for_gpus=[*FOR_GPUS],
+)
 
 
 def decode(
@@ -98,9 +100,11 @@ def decode(
     expect("out", out, out.dtype, shape, device)
     if not out.is_floating_point():
         raise ValueError(f"out is {out.dtype}; expected a floating-point type")
-    kernels = choose(backend, BACKENDS, device, for_gpus=[*FOR_GPUS])
+    kernels = BACKENDS.choose(backend, device)
     if kernels in FOR_GPUS:
-        _cuda().decode(words, outliers, out, FOR_GPUS[kernels])
+        from toolkit.kernels.spqr import cuda
+
+        cuda.decode(words, outliers, out, FOR_GPUS[kernels])
         if order is not None:
             places = order.argsort()
             for rows in out.split(ROWS_AT_ONCE):  # a GPU's memory has no room for a second matrix
@@ -133,9 +137,11 @@ def matvec(
     device = outliers.offsets.device
     expect("words", words, torch.int64, (*tiles(outliers.shape), TILE), device)
     each_x, each_out, out = operands(x, out, outliers.shape, device)
-    kernels = choose(backend, BACKENDS, device, for_gpus=[*FOR_GPUS])
+    kernels = BACKENDS.choose(backend, device)
     if kernels in FOR_GPUS:
-        _cuda().matvec(words, outliers, each_x, each_out, FOR_GPUS[kernels])
+        from toolkit.kernels.spqr import cuda
+
+        cuda.matvec(words, outliers, each_x, each_out, FOR_GPUS[kernels])
         return out
     product = _product(kernels, words, outliers, _padded(each_x, words.shape[1] * TILE).numpy(), each_out.numpy())
     for task in (*product.before, product.task):
@@ -162,20 +168,8 @@ def product(
         if order is not None:
             arranged = Task(cpu.arrange, (x.numpy(), order.numpy(), given))
         before = (arranged,)
-    made = _product(choose("auto", BACKENDS), words, outliers, given, out[None].numpy())
+    made = _product(BACKENDS.choose("auto"), words, outliers, given, out[None].numpy())
     return replace(made, before=(*before, *made.before))
-
-
-def available() -> list[str]:
-    """The backends that this CPU can run."""
-    return runnable(BACKENDS)
-
-
-def _cuda():
-    """The CUDA kernels' module, which only those who use it import."""
-    from toolkit.kernels.spqr import cuda
-
-    return cuda
 
 
 def _padded(x: Float[Tensor, "vectors columns"], columns: int) -> Float32[Tensor, "vectors padded"]:
@@ -200,4 +194,4 @@ def _places(order: Tensor | None) -> np.ndarray:
 
 
 def _arrays(words: Tensor, outliers: csr.Outliers) -> tuple[np.ndarray, ...]:
-    return words.numpy().view(np.uint64), *csr.arrays(outliers)
+    return words.numpy().view(np.uint64), *outliers.arrays

@@ -10,55 +10,40 @@ The eight levels of scales and those of zero points share a register, too, and `
 
 import numpy as np
 from llvmlite import ir
-from numba.extending import intrinsic
 
 from toolkit.kernels.engine import simd
-from toolkit.kernels.engine.simd import I64
+from toolkit.kernels.engine.simd import F16, F32, I8, I16, I32, I64, call, constant, in_all_lanes
 from toolkit.kernels.spqr.cpu_simd import (
-    F32,
     HIGH_PART,
-    I8,
-    I16,
+    ROW,
     Fused,
+    add_up,
+    dequantise,
     fused,
-    multiply_add,
+    in_order,
     prepare_two_bytes,
-    rows_in_order,
-    splat,
+    rows_of_lanes,
 )
 from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE, WEIGHTS, ZERO
 
 AT_ONCE = 4  # vectors
 HALF, BYTES = 8, 64  # words in a register, and their bytes
-ALL_BYTES, SHORTS, INTS = ir.VectorType(I8, BYTES), ir.VectorType(I16, 32), ir.VectorType(simd.I32, 16)
-FLOATS, HALVES = ir.VectorType(F32, TILE), ir.VectorType(ir.HalfType(), TILE)
-ROWS_OF_LANES = [
-    row for first in range(0, HALF, 2) for row in (first, first + 1, HALF + first, HALF + first + 1)
-]  # as `vshufps` leaves them
-
-
-def _call(builder, name: str, result: ir.Type, *arguments) -> ir.Value:
-    """The result of this instruction; the name is LLVM's, after llvm.x86.avx512."""
-    kind = ir.FunctionType(result, [each.type for each in arguments])
-    return builder.call(builder.module.declare_intrinsic(f"llvm.x86.avx512.{name}", (), kind), arguments)
+ALL_BYTES, SHORTS, INTS = ir.VectorType(I8, BYTES), ir.VectorType(I16, 32), ir.VectorType(I32, 16)
+ROWS_OF_LANES = rows_of_lanes(HALF)
 
 
 def _of_both(builder, name: str, kind: ir.VectorType, registers, order: list[int]) -> ir.Value:
     """The named elements of two registers, in one instruction: of a constant order LLVM would make several."""
     first, second = (builder.bitcast(register, kind) for register in registers)
     order = ir.Constant(kind, order + [0] * (kind.count - len(order)))
-    return _call(builder, name, kind, first, simd.in_register(builder, order), second)
+    return call(builder, f"x86.avx512.{name}", kind, first, simd.in_register(builder, order), second)
 
 
 def _fields(builder, parts, starts: list[int]) -> ir.Value:
     """From each 64 bits the eight from every start on, a byte each."""
     suffix, kind = 8 * parts.type.count, parts.type
     starts = ir.Constant(kind, starts * (kind.count // len(starts)))
-    return _call(builder, f"pmultishift.qb.{suffix}", kind, starts, parts)
-
-
-def _through_half(builder, floats) -> ir.Value:
-    return builder.fpext(builder.fptrunc(floats, HALVES), FLOATS)
+    return call(builder, f"x86.avx512.pmultishift.qb.{suffix}", kind, starts, parts)
 
 
 def _statistics(builder, registers, low) -> list[ir.Value]:
@@ -67,15 +52,14 @@ def _statistics(builder, registers, low) -> list[ir.Value]:
     carried = _of_both(builder, "vpermi2var.hi.512", SHORTS, registers, [4 * row + 3 for row in range(0, TILE, 2)])
     carried = simd.take(builder, builder.bitcast(carried, ALL_BYTES), range(16))
     numbers = _fields(builder, carried, [16 * place + SECOND_ORDER - 48 for _ in range(2) for place in range(4)])
-    numbers = builder.fpext(builder.bitcast(numbers, ir.VectorType(ir.HalfType(), 8)), ir.VectorType(F32, 8))
+    numbers = builder.fpext(builder.bitcast(numbers, ir.VectorType(F16, 8)), ir.VectorType(F32, 8))
     numbers = simd.in_register(builder, numbers)  # LLVM would convert sixteen
     slopes, offsets = (simd.take(builder, numbers, [at] * LEVELS + [at + 1] * LEVELS) for at in (0, 4))
-    levels = ir.Constant(FLOATS, [float(level) for level in range(LEVELS)] * 2)
-    levels = _through_half(builder, builder.fsub(levels, offsets))
-    levels = _through_half(builder, builder.fmul(slopes, levels))  # eight of scales, then eight of zero points
-    of_scales = builder.and_(low, ir.Constant(INTS, [LEVELS - 1] * TILE))
-    of_zeros = builder.or_(builder.lshr(low, ir.Constant(INTS, [ZERO] * TILE)), ir.Constant(INTS, [LEVELS] * TILE))
-    return [_call(builder, "permvar.sf.512", FLOATS, levels, codes) for codes in (of_scales, of_zeros)]
+    levels = ir.Constant(ROW, [float(level) for level in range(LEVELS)] * 2)
+    levels = dequantise(builder, levels, slopes, offsets)  # eight of scales, then eight of zero points
+    of_scales = builder.and_(low, constant(INTS, LEVELS - 1))
+    of_zeros = builder.or_(builder.lshr(low, constant(INTS, ZERO)), constant(INTS, LEVELS))
+    return [call(builder, "x86.avx512.permvar.sf.512", ROW, levels, codes) for codes in (of_scales, of_zeros)]
 
 
 def _multiply_integers(builder, word, vectors, sums) -> ir.Value:
@@ -91,12 +75,10 @@ def _multiply_integers(builder, word, vectors, sums) -> ir.Value:
     results = []
     for number, (x, x_scale, x_sum) in enumerate(vectors):
         product = _add_products(builder, ir.Constant(INTS, None), codes, x, 0)
-        product = builder.shl(product, ir.Constant(INTS, [8] * TILE))
-        product = builder.sitofp(_add_products(builder, product, codes, x, len(codes)), FLOATS)
-        product = builder.fmul(product, splat(builder, x_scale, TILE))
-        product = multiply_add(builder, zero_points, splat(builder, builder.fneg(x_sum), TILE), product)
-        before = simd.take(builder, sums, range(TILE * number, TILE * (number + 1)))
-        results.append(multiply_add(builder, scales, product, before))
+        product = builder.shl(product, constant(INTS, 8))
+        product = builder.sitofp(_add_products(builder, product, codes, x, len(codes)), ROW)
+        product = builder.fmul(product, in_all_lanes(builder, x_scale, TILE))
+        results.append(add_up(builder, sums, number, scales, zero_points, x_sum, product))
     return simd.join(builder, results)
 
 
@@ -104,26 +86,16 @@ def _four_codes(builder, part, first: int) -> ir.Value:
     """Codes `first` to `first + 3` of this part of each row, a byte each."""
     starts = [32 * lane + WEIGHTS + 3 * column for lane in range(2) for column in range(first, first + 4)]
     codes = _fields(builder, builder.bitcast(part, ALL_BYTES), starts)
-    return builder.bitcast(builder.and_(codes, ir.Constant(ALL_BYTES, [LEVELS - 1] * BYTES)), INTS)
+    return builder.bitcast(builder.and_(codes, constant(ALL_BYTES, LEVELS - 1)), INTS)
 
 
 def _add_products(builder, sums, codes: list[ir.Value], x, place: int) -> ir.Value:
     """Add the products with the bytes of prepared activations, from the given four of them on."""
-    fours = builder.bitcast(x, simd.I32.as_pointer())
+    fours = builder.bitcast(x, I32.as_pointer())
     for number, four_codes in enumerate(codes, place):
-        four = splat(builder, builder.load(builder.gep(fours, [I64(number)]), align=1), TILE)
-        sums = _call(builder, "vpdpbusd.512", INTS, sums, four_codes, builder.bitcast(four, INTS))
+        four = in_all_lanes(builder, builder.load(builder.gep(fours, [I64(number)]), align=1), TILE)
+        sums = call(builder, "x86.avx512.vpdpbusd.512", INTS, sums, four_codes, builder.bitcast(four, INTS))
     return sums
 
 
-@intrinsic
-def in_order(typing_context, sums):
-    """The sums of each vector, the row of a lane being its number."""
-
-    def generate(context, builder, signature, arguments):
-        return rows_in_order(builder, arguments[0], ROWS_OF_LANES)
-
-    return sums(sums), generate
-
-
-INT16 = Fused(fused(_multiply_integers), in_order, AT_ONCE, prepare_two_bytes, np.int16)
+INT16 = Fused(fused(_multiply_integers), in_order(HALF), AT_ONCE, prepare_two_bytes, np.int16)

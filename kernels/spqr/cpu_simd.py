@@ -10,7 +10,7 @@ which is exact. So eight weights cost an AND, a conversion and an FMA.
 Several vectors share the codes of a tile, once these are ready to be multiplied. `cpu_avx512` builds on this module.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -23,55 +23,55 @@ from numba.extending import intrinsic
 from toolkit.kernels.csr import cpu_simd as csr
 from toolkit.kernels.engine import simd
 from toolkit.kernels.engine.compiled import compiled
-from toolkit.kernels.engine.simd import I32, I64, prefetch, store, zeros
+from toolkit.kernels.engine.simd import (
+    F16,
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    call,
+    constant,
+    in_all_lanes,
+    multiply_add,
+    prefetch,
+    store,
+    zeros,
+)
 from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE, WEIGHTS, ZERO
 
 LANES = 8
-F32, I8, I16 = ir.FloatType(), ir.IntType(8), ir.IntType(16)
 FLOATS, INTS, QUADS = ir.VectorType(F32, 8), ir.VectorType(I32, 8), ir.VectorType(I64, 4)
 SHIFTS = [WEIGHTS + 3 * lane for lane in range(LANES)]  # where the codes lie in both 32-bit parts of a word
 ROW = ir.VectorType(F32, TILE)
+EVERY_LEVEL = ir.Constant(FLOATS, [float(level) for level in range(LEVELS)])
 HIGH_PART = 24  # the bit with which the second part begins
 LARGEST_TWO_BYTES = 127 * 256  # of an activation in two signed bytes: 256 times what one holds
-ROWS_OF_LANES = (0, 1, 4, 5, 2, 3, 6, 7)  # the rows of a half tile, lane by lane, as AVX2's shuffles leave them
+HALF = 4  # words in a register
 AHEAD = 4096 // 8  # words that are prefetched ahead: the hardware stops at the end of a page
 
 
-def splat(builder, value, lanes: int = LANES) -> ir.Value:
-    """A vector of one number."""
-    undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
-    first = builder.insert_element(undefined, value, I32(0))
-    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+def rows_of_lanes(half: int) -> list[int]:
+    """The rows, lane by lane, whose parts `vshufps` takes from two registers of `half` words each."""
+    return [row for first in range(0, half, 2) for row in (first, first + 1, half + first, half + first + 1)]
+
+
+ROWS_OF_LANES = rows_of_lanes(HALF)
 
 
 def _lookup(builder, table, codes) -> ir.Value:
     """The entries of a table of eight fp32 numbers; of each code the three low bits count."""
-    kind = ir.FunctionType(FLOATS, [FLOATS, INTS])
-    return builder.call(builder.module.declare_intrinsic("llvm.x86.avx2.permps", (), kind), [table, codes])
+    return call(builder, "x86.avx2.permps", FLOATS, table, codes)
 
 
-def _dequantise(builder, codes, scale, zero) -> ir.Value:
-    """`shared.dequantise` of eight codes, which are fp32 already."""
+def dequantise(builder, codes, scale, zero) -> ir.Value:
+    """`shared.dequantise` of a vector of codes, which are fp32 already."""
     return _round(builder, builder.fmul(scale, _round(builder, builder.fsub(codes, zero))))
 
 
 def _round(builder, value) -> ir.Value:
     """Through fp16 and back."""
-    return builder.fpext(builder.fptrunc(value, ir.VectorType(ir.HalfType(), value.type.count)), value.type)
-
-
-def multiply_add(builder, a, b, c) -> ir.Value:
-    """a · b + c of fp32 vectors, rounded once."""
-    kind = ir.FunctionType(a.type, [a.type] * 3)
-    return builder.call(builder.module.declare_intrinsic(f"llvm.fma.v{a.type.count}f32", (), kind), [a, b, c])
-
-
-def _constant(kind: ir.VectorType, value: int) -> ir.Constant:
-    return ir.Constant(kind, [value] * kind.count)
-
-
-def _levels() -> ir.Constant:
-    return ir.Constant(FLOATS, [float(level) for level in range(LEVELS)])
+    return builder.fpext(builder.fptrunc(value, ir.VectorType(F16, value.type.count)), value.type)
 
 
 def _four_words(builder, word) -> list[ir.Value]:
@@ -82,7 +82,7 @@ def _four_words(builder, word) -> list[ir.Value]:
 
 def _parts(builder, words: list[ir.Value], start: int) -> list[ir.Value]:
     """32 bits of each word from this bit on, for the two halves of the tile, a lane for each row."""
-    moved = [builder.lshr(four, _constant(QUADS, start)) if start else four for four in words]
+    moved = [builder.lshr(four, constant(QUADS, start)) if start else four for four in words]
     moved = [builder.bitcast(four, INTS) for four in moved]
     order = ir.Constant(INTS, [0, 2, 8, 10, 4, 6, 12, 14])  # gives `ROWS_OF_LANES`
     return [builder.shuffle_vector(moved[half], moved[half + 1], order) for half in (0, 2)]
@@ -94,13 +94,13 @@ def _statistics(builder, word, low: list[ir.Value]) -> tuple[ir.Value, ir.Value]
     for byte in range(8):
         found = builder.lshr(builder.load(builder.gep(word, [I64(2 * byte)])), I64(SECOND_ORDER))
         carried = builder.or_(carried, builder.shl(builder.and_(found, I64(0xFF)), I64(8 * byte)))
-    four = builder.fpext(builder.bitcast(carried, ir.VectorType(ir.HalfType(), 4)), ir.VectorType(F32, 4))
+    four = builder.fpext(builder.bitcast(carried, ir.VectorType(F16, 4)), ir.VectorType(F32, 4))
     scale_scale, zero_scale, scale_zero, zero_zero = (
-        splat(builder, builder.extract_element(four, I32(number))) for number in range(4)
+        in_all_lanes(builder, builder.extract_element(four, I32(number)), LANES) for number in range(4)
     )
-    scales = _dequantise(builder, _levels(), scale_scale, scale_zero)
-    zero_points = _dequantise(builder, _levels(), zero_scale, zero_zero)
-    of_zeros = [builder.lshr(codes, _constant(INTS, ZERO)) for codes in low]
+    scales = dequantise(builder, EVERY_LEVEL, scale_scale, scale_zero)
+    zero_points = dequantise(builder, EVERY_LEVEL, zero_scale, zero_zero)
+    of_zeros = [builder.lshr(codes, constant(INTS, ZERO)) for codes in low]
     return tuple(
         simd.join(builder, [_lookup(builder, table, codes) for codes in halves])
         for table, halves in ((scales, low), (zero_points, of_zeros))
@@ -125,25 +125,30 @@ def vectors_of(context, builder, signature, arguments, number: int) -> list[tupl
     return found
 
 
+def add_up(builder, sums, number: int, scales, zero_points, x_sum, product) -> ir.Value:
+    """The sums of the vector with this number, with s · (Σ q·x − z · Σ x) of a tile added; `product` is Σ q·x."""
+    before = simd.take(builder, sums, range(TILE * number, TILE * (number + 1)))
+    product = multiply_add(builder, zero_points, in_all_lanes(builder, builder.fneg(x_sum), TILE), product)
+    return multiply_add(builder, scales, product, before)
+
+
 def _multiply_float(builder, word, vectors, sums) -> ir.Value:
     words = _four_words(builder, word)
     low, high = (_parts(builder, words, start) for start in (0, HIGH_PART))
     (scales, zero_points), parts = _statistics(builder, word, low), (simd.join(builder, low), simd.join(builder, high))
-    floats, totals = ir.VectorType(F32, TILE), [[None, None] for _ in vectors]  # over the low and over the high parts
+    totals = [[None, None] for _ in vectors]  # over the low and over the high parts
     for lane, shift in enumerate(SHIFTS):
         for part, codes in enumerate(parts):
-            weights = builder.sitofp(builder.and_(codes, _constant(codes.type, 7 << shift)), floats)
+            weights = builder.sitofp(builder.and_(codes, constant(codes.type, 7 << shift)), ROW)
             for (x, _, _), total in zip(vectors, totals, strict=True):
-                each_x = splat(builder, builder.load(builder.gep(x, [I64(LANES * part + lane)])), TILE)
+                each_x = in_all_lanes(builder, builder.load(builder.gep(x, [I64(LANES * part + lane)])), TILE)
                 before = total[part]
                 total[part] = (
                     multiply_add(builder, weights, each_x, before) if before else builder.fmul(weights, each_x)
                 )
     results = []
     for number, ((_, _, of_x), total) in enumerate(zip(vectors, totals, strict=True)):
-        before = simd.take(builder, sums, range(TILE * number, TILE * (number + 1)))
-        product = multiply_add(builder, zero_points, splat(builder, builder.fneg(of_x), TILE), builder.fadd(*total))
-        results.append(multiply_add(builder, scales, product, before))
+        results.append(add_up(builder, sums, number, scales, zero_points, of_x, builder.fadd(*total)))
     return simd.join(builder, results)
 
 
@@ -167,21 +172,17 @@ def fused(generate: Callable):
     return multiply_tile
 
 
-def rows_in_order(builder, sums, rows_of_lanes: Sequence[int]) -> ir.Value:
-    """The lanes by the numbers of their rows. Each further group of so many lanes has the same order."""
-    number = len(rows_of_lanes)
-    lanes = [rows_of_lanes.index(row) for row in range(number)]
-    return simd.take(builder, sums, [first + lane for first in range(0, sums.type.count, number) for lane in lanes])
+def in_order(half: int):
+    """The intrinsic that orders sums by row, given them in the order of `rows_of_lanes(half)`, again and again."""
 
+    @intrinsic
+    def in_order(typing_context, sums):
+        number = 2 * half
+        lanes = [rows_of_lanes(half).index(row) for row in range(number)]
+        order = [first + lane for first in range(0, sums.lanes, number) for lane in lanes]
+        return sums(sums), lambda context, builder, signature, arguments: simd.take(builder, arguments[0], order)
 
-@intrinsic
-def in_order(typing_context, sums):
-    """The sums of each vector, the row of a lane being its number."""
-
-    def generate(context, builder, signature, arguments):
-        return rows_in_order(builder, arguments[0], ROWS_OF_LANES)
-
-    return sums(sums), generate
+    return in_order
 
 
 @cache
@@ -201,18 +202,18 @@ def decode_tile(by_table: bool):
             found, shifts = _statistics(builder, word, low), ir.Constant(INTS, SHIFTS)
             for row in range(TILE):
                 lane = I32(row // LANES * LANES + ROWS_OF_LANES.index(row % LANES))
-                scale, zero = (splat(builder, builder.extract_element(rows, lane)) for rows in found)
-                table = _dequantise(builder, _levels(), scale, zero) if by_table else None
+                scale, zero = (in_all_lanes(builder, builder.extract_element(rows, lane), LANES) for rows in found)
+                table = dequantise(builder, EVERY_LEVEL, scale, zero) if by_table else None
                 whole = builder.load(builder.gep(word, [I64(row)]))
                 out = simd.pointer(context, builder, dense, arguments[2], target, FLOATS)
                 for part in range(2):
                     bits = builder.trunc(builder.lshr(whole, I64(HIGH_PART * part)), I32)
-                    codes = builder.lshr(splat(builder, bits), shifts)
+                    codes = builder.lshr(in_all_lanes(builder, bits, LANES), shifts)
                     if by_table:
                         weights = _lookup(builder, table, codes)
                     else:
-                        codes = builder.and_(codes, _constant(INTS, LEVELS - 1))
-                        weights = _dequantise(builder, builder.sitofp(codes, FLOATS), scale, zero)
+                        codes = builder.and_(codes, constant(INTS, LEVELS - 1))
+                        weights = dequantise(builder, builder.sitofp(codes, FLOATS), scale, zero)
                     builder.store(weights, builder.gep(out, [I64(part)]), align=4)
                 target = builder.add(target, stride)
             return context.get_dummy_value()
@@ -321,16 +322,13 @@ def preparing(generate: Callable):
 
 def _over_lanes(builder, operation: str, values, *start) -> ir.Value:
     """The sum or the maximum of all lanes."""
-    element = values.type.element
-    suffix = f"v{values.type.count}{'f32' if element == F32 else 'i32'}"
-    kind = ir.FunctionType(element, [*(each.type for each in start), values.type])
-    function = builder.module.declare_intrinsic(f"llvm.vector.reduce.{operation}.{suffix}", (), kind)
-    return builder.call(function, [*start, values], fastmath=("reassoc", "nnan") if element == F32 else ())
+    kind, element = ("f32", F32) if values.type == ROW else ("i32", I32)
+    fastmath = ("reassoc", "nnan") if element == F32 else ()
+    return call(builder, f"vector.reduce.{operation}.v{TILE}{kind}", element, *start, values, fastmath=fastmath)
 
 
 def _of_lanes(builder, operation: str, *values) -> ir.Value:
-    kind = ir.FunctionType(ROW, [ROW] * len(values))
-    return builder.call(builder.module.declare_intrinsic(f"llvm.{operation}.v{TILE}f32", (), kind), values)
+    return call(builder, f"{operation}.v{TILE}f32", ROW, *values)
 
 
 def _as_floats(builder, x) -> tuple[ir.Value, ...]:
@@ -348,17 +346,16 @@ def _as_two_bytes(builder, x) -> tuple[ir.Value, ...]:
     scale = builder.fdiv(_over_lanes(builder, "fmax", _of_lanes(builder, "fabs", x)), F32(largest))
     positive = builder.fcmp_ordered(">", scale, F32(0.0))
     inverse = builder.select(positive, builder.fdiv(F32(1.0), scale), F32(0.0))
-    rounded = _of_lanes(builder, "rint", builder.fmul(x, splat(builder, inverse, TILE)))
-    most, least = (ir.Constant(ROW, [limit] * TILE) for limit in (largest, -largest))
-    limited = _of_lanes(builder, "maxnum", _of_lanes(builder, "minnum", rounded, most), least)
+    rounded = _of_lanes(builder, "rint", builder.fmul(x, in_all_lanes(builder, inverse, TILE)))
+    limited = _of_lanes(builder, "minnum", rounded, constant(ROW, largest))
+    limited = _of_lanes(builder, "maxnum", limited, constant(ROW, -largest))
     integers = builder.fptosi(limited, ir.VectorType(I32, TILE))
     total = builder.fmul(scale, builder.sitofp(_over_lanes(builder, "add", integers), F32))
     low = builder.trunc(integers, ir.VectorType(I8, TILE))
     rest = builder.sub(integers, builder.sext(low, integers.type))
-    high = builder.trunc(builder.ashr(rest, ir.Constant(integers.type, [8] * TILE)), low.type)
-    planes = builder.shuffle_vector(high, low, ir.Constant(ir.VectorType(I32, 2 * TILE), list(range(2 * TILE))))
-    return builder.bitcast(planes, ir.VectorType(I16, TILE)), scale, total
+    high = builder.trunc(builder.ashr(rest, constant(integers.type, 8)), low.type)
+    return builder.bitcast(simd.join(builder, [high, low]), ir.VectorType(I16, TILE)), scale, total
 
 
-FLOAT = Fused(fused(_multiply_float), in_order, 2, preparing(_as_floats), np.float32)
+FLOAT = Fused(fused(_multiply_float), in_order(HALF), 2, preparing(_as_floats), np.float32)
 prepare_two_bytes = preparing(_as_two_bytes)

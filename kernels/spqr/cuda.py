@@ -83,8 +83,7 @@ def matvec(words: Tensor, outliers: Outliers, x: Tensor, out: Tensor, by_table: 
         out.zero_()
         return
     x, launch = readable(x), matvec_launch(rows, columns, multiprocessors(out.device))
-    for first in range(0, len(x), VECTORS):
-        some, result = x[first : first + VECTORS], out[first : first + VECTORS]
+    for some, result in zip(x.split(VECTORS), out.split(VECTORS), strict=True):
         kernel = matvec_kernel(by_table, outliers.name, column_bits(columns), x.dtype, len(some))
         run(kernel, launch, out.device, *_stored(words, outliers), as_unsigned(some), result)
 

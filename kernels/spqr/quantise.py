@@ -72,12 +72,17 @@ def code_of(value, scale, zero):
     return min(step, kind(LARGEST)) if scale != 0 and step > 0 else kind(0)
 
 
+@numba.njit(inline="always")
+def room(shape, like):
+    """Two arrays of the type of another one. Numba does not know that the parts of a larger array are contiguous."""
+    return np.empty(shape, like.dtype), np.empty(shape, like.dtype)
+
+
 @compiled
 def group_gains(weight, diagonal, gains):
     """`leave_one_out_gains` of a group in one strip."""
     kind = weight.dtype.type
-    low, high, scale = np.empty(LANES, weight.dtype), np.empty(LANES, weight.dtype), np.empty(LANES, weight.dtype)
-    zero, whole, errors = np.empty(LANES, weight.dtype), np.empty(LANES, weight.dtype), np.empty(LANES, weight.dtype)
+    (low, high), (scale, zero), (whole, errors) = room(LANES, weight), room(LANES, weight), room(LANES, weight)
     for left in range(-1, len(weight)):  # -1: all are rounded
         low[:], high[:] = 0, 0
         for column in range(len(weight)):
@@ -153,26 +158,17 @@ def best_pairs(weight, importance, scales, zeros, pairs):
 
 
 @compiled
-def take_strip(matrix, strip, columns):
-    """Copy a strip of a matrix [columns, rows] into a contiguous one."""
-    for column in range(len(columns)):
-        for lane in range(LANES):
-            columns[column, lane] = matrix[column, strip * LANES + lane]
-
-
-@compiled
 def put_strip(columns, matrix, strip, first):
     """Copy contiguous columns to a strip of a matrix, from its column `first` on."""
     for column in range(min(len(columns), len(matrix) - first)):
-        for lane in range(LANES):
-            matrix[first + column, strip * LANES + lane] = columns[column, lane]
+        matrix[first + column, strip * LANES : (strip + 1) * LANES] = columns[column]
 
 
 @compiled
 def _gains(weight, diagonal, gains, first, last):
-    part, gain = np.empty((len(weight), LANES), weight.dtype), np.empty((len(weight), LANES), weight.dtype)
+    part, gain = room((len(weight), LANES), weight)
     for strip in range(first, last):
-        take_strip(weight, strip, part)
+        part[:] = weight[:, strip * LANES : (strip + 1) * LANES]
         for start in range(0, len(part), TILE):
             group = slice(start, start + TILE)
             group_gains(part[group], diagonal[group], gain[group])
@@ -181,47 +177,17 @@ def _gains(weight, diagonal, gains, first, last):
 
 @compiled
 def _quantise(
-    wanted,
-    inverse,
-    diagonal,
-    rows,
-    threshold,
-    search,
-    codes,
-    scales,
-    zeros,
-    statistics,
-    outlier,
-    added,
-    first,
-    last,
+    wanted, inverse, diagonal, rows, threshold, search, codes, scales, zeros, statistics, outlier, added, first, last
 ):
     kind = wanted.dtype.type
-    # one allocation each: Numba does not know that the parts of a larger one are contiguous
-    columns, low, high = (
-        np.empty((len(wanted), LANES), wanted.dtype),
-        np.empty(LANES, wanted.dtype),
-        np.empty(LANES, wanted.dtype),
-    )
-    scale, scale_values, scale_codes = (
-        np.empty(LANES, wanted.dtype),
-        np.empty((LEVELS, LANES), wanted.dtype),
-        np.zeros(LANES, np.uint8),
-    )
-    zero, zero_values, zero_codes = (
-        np.empty(LANES, wanted.dtype),
-        np.empty((LEVELS, LANES), wanted.dtype),
-        np.zeros(LANES, np.uint8),
-    )
-    gains, importance, pairs = (
-        np.empty((TILE, LANES), wanted.dtype),
-        np.empty((TILE, LANES), wanted.dtype),
-        np.empty(LANES, np.uint8),
-    )
-    errors, extra = np.empty((TILE, LANES), wanted.dtype), np.empty((TILE, LANES), wanted.dtype)
+    columns, pairs = np.empty((len(wanted), LANES), wanted.dtype), np.empty(LANES, np.uint8)
+    (low, high), (scale, zero), (scale_codes, zero_codes) = room(LANES, wanted), room(LANES, wanted), room(LANES, codes)
+    scale_codes[:], zero_codes[:] = 0, 0
+    scale_values, zero_values = room((LEVELS, LANES), wanted)
+    (gains, importance), (errors, extra) = room((TILE, LANES), wanted), room((TILE, LANES), wanted)
     nearest, outside = np.empty((TILE, LANES), np.uint8), np.empty((TILE, LANES), np.bool_)
     for strip in range(first, last):
-        take_strip(wanted, strip, columns)
+        columns[:] = wanted[:, strip * LANES : (strip + 1) * LANES]
         for start in range(0, len(columns), TILE):
             group, number = slice(start, start + TILE), start // TILE
             part = columns[group]
@@ -266,9 +232,8 @@ def _quantise(
                 _spread(column, inverse[group], errors, start + column + 1, start + TILE, columns)
             for column in range(len(part)):
                 _spread(column, inverse[group], errors, start + TILE, len(columns), columns)
-            for lane in range(LANES):
-                row = strip * LANES + lane
-                scales[number, row], zeros[number, row] = scale_codes[lane], zero_codes[lane]
+            within = slice(strip * LANES, (strip + 1) * LANES)
+            scales[number, within], zeros[number, within] = scale_codes, zero_codes
             put_strip(nearest, codes, strip, start)
             put_strip(outside, outlier, strip, start)
             put_strip(extra, added, strip, start)

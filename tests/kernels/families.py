@@ -31,6 +31,7 @@ WILD = (-(1 << 62), -(1 << 40), -1, 1, 1 << 31, (1 << 32) - 3, 1 << 40, (1 << 62
 STEPS = 127 * 256  # of an activation in 16 bits, from 0 to the largest of a tile of SpQR
 EXACT = ("avx2_table", "avx2_arithmetic", "table", "arithmetic", *spqr.FOR_GPUS)  # multiply the decoded weights
 
+on_a_cpu = pytest.mark.skipif(ON_GPU, reason="says nothing about a GPU")
 needs_numba_cuda = pytest.mark.skipif(
     not backends.find_spec("numba_cuda"), reason="needs numba-cuda: pip install -e '.[cuda]'"
 )
@@ -50,16 +51,20 @@ class Family:
     small: tuple = ((3, 0), (1, 1), (9, 33))  # for the simulator
     large: tuple = ((300, 5000), (7, 36_864), (3000, 1024))  # for a GPU
     step: int = 1  # what columns are a multiple of
-    for_gpus: tuple = ("cuda",)
     bits: int | None = None  # of records of neurons, which have a table of backends of their own
     alone: bool = True  # one vector gives what it gives among others, to the bit
     harmed: Callable | None = None  # matrix, generator -> one whose contents no writer makes
+    decode: Callable | None = None  # matrix, out, backend -> out
+    dense: Callable | None = None  # matrix, shape, seed -> the dense matrix, by an oracle
+    dtypes: tuple = ()  # of dense matrices
 
     def available(self) -> list[str]:
         """The backends that are tested here."""
-        if ON_GPU:
-            return [*self.for_gpus]
-        return self.module.available() if self.bits is None else self.module.available(self.bits)
+        return backends_here(self.module.BACKENDS if self.bits is None else self.module.RECORD_BACKENDS)
+
+    def shapes_here(self) -> tuple:
+        """The shapes that are tested here."""
+        return self.shapes if not ON_GPU else self.small if SIMULATED else self.small + self.large
 
     def rows(self, shape) -> int:
         """How many numbers a product has."""
@@ -146,6 +151,18 @@ def codes(shape, seed=0):
     ]
     second_order = torch.randn(tall, wide, 4, generator=generator) * torch.tensor([0.1, 0.5, 2, 1])
     return spqr.Codes(*found, second_order.half())
+
+
+def wild(shape, seed=0):
+    """The same with statistics of any finite bits: subnormals, numbers that overflow fp16, ties.
+
+    In each second row of tiles, s = −code, so that a weight with q = z is −0.
+    """
+    given, generator = codes(shape, seed), torch.Generator().manual_seed(seed)
+    bits = torch.randint(0, 1 << 16, given.second_order.shape, generator=generator).to(torch.uint16)
+    second_order = bits.view(torch.float16).nan_to_num(0.0, 1.0, -1.0)
+    second_order[1::2] = torch.tensor([-1, 1, 0, 0])
+    return spqr.Codes(given.weights, given.scales, given.zeros, second_order)
 
 
 def decoded(words, packed):
@@ -245,16 +262,23 @@ def _bitmap(dtype):
     def judge(found, x, backend):
         return _of_rows(bitmap.decompress(found, backend="portable"), x, backend)
 
+    def dense(found, shape, seed):
+        return sparse(shape, dtype, (0.5, 0.9, 0, 1)[seed % 4], seed)
+
     return Family(
         f"bitmap {str(dtype)[6:]}",
         bitmap,
-        lambda shape, seed: bitmap.encode(sparse(shape, dtype, (0.5, 0.9, 0, 1)[seed % 4], seed)),
+        lambda shape, seed: bitmap.encode(dense(None, shape, seed)),
         lambda found, x, out, backend: bitmap.matvec(found, x, out, backend),
         judge,
         fields_moved,
         small=((3, 0), (1, 1), (9, 31), (1, 4104)),  # the last has a second block of columns
+        large=((300, 9216), (1000, 1000), (7, 36_864), (3, 65_537), (70_000, 40)),
         alone=False,
         harmed=harmed_bitmap,
+        decode=bitmap.decompress,
+        dense=dense,
+        dtypes=(dtype,),
     )
 
 
@@ -263,7 +287,7 @@ def _dense(dtype):
         return (20 * random(*shape, seed=seed)).to(dtype)
 
     moved = lambda weight, move: move(weight)  # noqa: E731
-    return Family(f"dense {str(dtype)[6:]}", dense, make, dense.matvec, _of_rows, moved, for_gpus=())
+    return Family(f"dense {str(dtype)[6:]}", dense, make, dense.matvec, _of_rows, moved)
 
 
 def _spqr(storage):
@@ -276,8 +300,11 @@ def _spqr(storage):
         _parts,
         shapes=((0, 0), (0, 16), (3, 0), (1, 1), (16, 16), (17, 15), (40, 70), (31, 300)),
         small=((3, 0), (1, 1), (17, 20)),
-        for_gpus=tuple(spqr.FOR_GPUS),
+        large=((16, 15), (300, 5000), (4096, 4096), (100, 40_000), (33, 70_000)),
         harmed=_harmed_spqr,
+        decode=lambda parts, out, backend: spqr.decode(*parts, out, backend),
+        dense=lambda parts, shape, seed: decoded(*parts),
+        dtypes=(torch.float32, torch.float16, torch.bfloat16, torch.float64),
     )
 
 
@@ -373,13 +400,11 @@ def ptx_of(kernel, cc, *arguments):
     return ptx
 
 
-def each_backend(family):
-    """The fixture `backend`: every backend of a family in turn. Backends that this CPU cannot run are skipped."""
+def backends_here(table) -> list[str]:
+    """The backends of a table that are tested here."""
+    return [*table.for_gpus] if ON_GPU else table.available()
 
-    @pytest.fixture(params=family.BACKENDS)
-    def backend(request):
-        if request.param not in family.available():
-            pytest.skip(f"this CPU lacks what {request.param} needs")
-        return request.param
 
-    return backend
+def each_backend(table):
+    """The fixture `backend`: those of a table in turn. Backends that this CPU cannot run are left out."""
+    return pytest.fixture(params=backends_here(table))(lambda request: request.param)

@@ -15,7 +15,7 @@ SHAPES = [(0, 0), (0, 16), (3, 0), (1, 1), (16, 16), (17, 40), (15, 100), (40, 3
 SHARES = [0, 0.05, 0.5, 1]
 
 
-backend = each_backend(csr)
+backend = each_backend(csr.BACKENDS)
 
 
 @pytest.fixture(params=csr.STORAGES)
@@ -95,7 +95,7 @@ def test_words_that_cannot_be_are_refused(storage):
         ("offsets", second(packed.offsets, 10**6), "offsets fall"),
         ("offsets", second(packed.offsets, -(2**31)), "offsets fall"),
         ("offsets", packed.offsets[:-1].clone(), r"offsets is torch\.int32"),
-        ("col_vals", first(packed.col_vals, 0x3C000008), "column 8 of 8"),
+        ("col_vals", first(packed.col_vals, 0x3C000008), "outside of the matrix"),
         ("col_vals", first(packed.col_vals, 0x7C000001), "not finite"),
         ("col_vals", first(packed.col_vals, 0x3C000007), "columns do not rise"),
         ("col_vals", packed.col_vals[:-1].clone(), "offsets do not run from 0"),
@@ -111,12 +111,12 @@ def test_words_that_cannot_be_are_refused(storage):
 
 def test_padding_of_ptcsr_is_checked():
     packed = csr.encode("ptcsr", (3, 8), torch.tensor([0, 0]), torch.tensor([1, 5]), torch.ones(2).half())
-    for at, told in ((1, "an outlier follows padding"), (16 + 5, "rows beyond the last, 2, hold outliers")):
+    for at, told in ((1, "padding"), (16 + 5, "outside of the matrix")):
         words = packed.col_vals.clone()
         words[16 + at % 16] = 0x3C000002
         with pytest.raises(ValueError, match=told):
             dataclasses.replace(packed, col_vals=words).check()
-    with pytest.raises(ValueError, match="no multiple of 16"):
+    with pytest.raises(ValueError, match="padding"):
         dataclasses.replace(
             packed, offsets=torch.tensor([0, 31], dtype=torch.int32), col_vals=packed.col_vals[:31]
         ).check()

@@ -1,74 +1,188 @@
-"""The FFN of bundled neurons against torch in double precision, by every backend."""
+"""The FFN of bundled and of quantised neurons against torch in double precision, by every backend.
 
+`test_cuda.py` runs this file once more with the CUDA kernels.
+"""
+
+import itertools
+
+import numpy as np
 import pytest
 import torch
 
-from tests.kernels.families import ORACLES, bundle, each_backend, ffn, random
+from tests.kernels.families import (
+    DEVICE,
+    ON_GPU,
+    ORACLES,
+    SIMULATED,
+    backends_here,
+    bundle,
+    each_backend,
+    ffn,
+    ffn_of_records,
+    on_a_cpu,
+    random,
+    records_of,
+)
 from toolkit.errors import UserError
 from toolkit.kernels import neurons
+from toolkit.kernels.neurons.records import record_bytes, section_bytes
 
-backend = each_backend(neurons)
+backend = each_backend(neurons.BACKENDS)
+on_a_gpu = pytest.mark.skipif(not ON_GPU, reason="of CUDA kernels alone")
+KINDS = {None: neurons.BACKENDS, 4: neurons.RECORD_BACKENDS, 2: neurons.RECORD_BACKENDS}  # by bits
+
+
+@pytest.fixture(params=[(bits, name) for bits, table in KINDS.items() for name in backends_here(table)], ids=str)
+def kind(request):
+    """Bits of codes, or None for dense bundles, and a backend for these."""
+    return request.param
+
+
+def made(rows, hidden, bits=None, seed=0):
+    return bundle(rows, hidden, 3, seed=seed) if bits is None else records_of(rows, hidden, bits, seed)
+
+
+def found(backend, bundles, x, activation="silu", bias=None, threshold=0.0, bits=None):
+    bias = None if bias is None else bias.to(DEVICE)
+    return neurons.ffn(bundles.to(DEVICE), x.to(DEVICE), activation, bias, threshold, backend=backend, bits=bits).cpu()
+
+
+def check(backend, bundles, x, activation="silu", bias=None, threshold=0.0, bits=None):
+    if bits:
+        (expected, bound), tolerance = ffn_of_records(bundles, x, bits, threshold), 2e-5
+    else:
+        (expected, bound), tolerance = ffn(bundles, x, activation, bias, threshold), 1e-5
+    sums = found(backend, bundles, x, activation, bias, threshold, bits)
+    assert sums.dtype == torch.float32
+    assert ((sums - expected).abs() <= tolerance * bound).all()
 
 
 def test_a_bias_of_each_neuron(backend):
-    bundles, x, bias = bundle(33, 67, 2, torch.float16), random(3, 67), random(33, seed=1).half()
-    expected, bound = ffn(bundles, x, "relu", bias)
-    found = neurons.ffn(bundles, x, "relu", bias, backend=backend)
-    assert ((found - expected).abs() <= 1e-5 * bound).all()
+    check(backend, bundle(33, 67, 2, torch.float16), random(3, 67), "relu", random(33, seed=1).half())
 
 
 @pytest.mark.parametrize("activation", neurons.ACTIVATIONS)
 def test_every_activation(activation):
+    if ON_GPU:
+        return check("cuda", bundle(3, 4, 2, seed=4), random(1, 4, seed=4), activation)
     values = torch.cat([torch.linspace(-30, 30, 301), torch.tensor([-0.0, torch.nan])])
-    found = torch.tensor([neurons.ACTIVATIONS[activation](value) for value in values.numpy()])
+    numbers = torch.tensor([neurons.ACTIVATIONS[activation](value) for value in values.numpy()])
     expected = ORACLES[activation](values.double()).float()
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(numbers, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 def test_worked_example(backend):
     """Two neurons, hidden 2. Neuron 0: relu(1·3 + 2·1 − 1) = 4; neuron 1: relu(−1·3) = 0."""
     bundles = torch.tensor([[1.0, 2, 10, 20], [-1, 0, 5, 5]]).half()
-    found = neurons.ffn(bundles, torch.tensor([3.0, 1]), "relu", torch.tensor([-1.0, 0]), backend=backend)
-    assert found.tolist() == [40, 80]
+    assert found(backend, bundles, torch.tensor([3.0, 1]), "relu", torch.tensor([-1.0, 0])).tolist() == [40, 80]
     gated = torch.tensor([[1.0, 0, 0, 2, 3, 4], [2, 0, 0, 1, 1, 1]])  # silu(100) · 2 = 200; silu(200) · 1 = 200
     x = torch.tensor([100.0, 1])
-    assert neurons.ffn(gated, x, "silu", backend=backend).tolist() == [800, 1000]
+    assert found(backend, gated, x).tolist() == [800, 1000]
     gated[1, 0] = 1  # silu(100) · 1 = 100
-    assert neurons.ffn(gated, x, "silu", threshold=100, backend=backend).tolist() == [600, 800]
+    assert found(backend, gated, x, threshold=100).tolist() == [600, 800]
 
 
-def test_neurons_within_the_threshold_count_as_zero(backend):
-    bundles, x = bundle(300, 96, 3), torch.randn(2, 96, generator=torch.Generator().manual_seed(0))
-    for threshold in (0.05, 0.5):
-        found = neurons.ffn(bundles, x, "silu", threshold=threshold, backend=backend)
-        expected, bound = ffn(bundles, x, "silu", threshold=threshold)
-        assert ((found - expected).abs() <= 1e-5 * bound).all()
-    assert not neurons.ffn(bundles, x, "silu", threshold=1e9, backend=backend).any()
+def test_a_quantised_neuron_by_hand(kind):
+    """All scales 1, all zero points 1; gate and up hold the code 2 in weight 0, down code 3 in weight 17: 1 and 2."""
+    bits, backend = kind
+    if bits is None:
+        pytest.skip("of quantised neurons alone")
+    record, nbytes = torch.zeros(1, record_bytes(64, bits), dtype=torch.uint8), section_bytes(64, bits)
+    codes = nbytes - 8 * bits
+    for part, (weight, code) in enumerate([(0, 2), (0, 2), (17, 3)]):
+        section = record[0, part * nbytes : (part + 1) * nbytes]
+        section[:8] = torch.tensor([0.0, 1, 0, 1], dtype=torch.float16).view(torch.uint8)
+        numbers = np.full(16, sum(1 << bits * field for field in range(4)))  # code 1: weight 0
+        numbers[weight % 16] += (code - 1) << bits * (weight // 16)
+        section[codes:] = torch.from_numpy(numbers.astype("<u2" if bits == 4 else "u1").view(np.uint8))
+    x, expected = torch.zeros(64), torch.zeros(64)
+    x[0], expected[17] = 100, 20_000  # silu(100) · 100 · 2
+    torch.testing.assert_close(found(backend, record, x, bits=bits), expected, rtol=1e-4, atol=0)
 
 
-def test_a_nan_shows(backend):
+def test_neurons_within_the_threshold_count_as_zero_and_their_down_columns_are_not_read(kind):
+    bits, backend = kind
+    sizes = [(5, 64)] if SIMULATED else [(1, 64), (9, 192), (30, 768), (300, 128)]
+    for (rows, hidden), threshold in itertools.product(sizes, (0.02, 0.3, 3.0)):
+        bundles, x = made(rows, hidden, bits, rows), random(2 if SIMULATED else 5, hidden)
+        check(backend, bundles, x, threshold=threshold, bits=bits)
+    if bits is None:
+        bundles[:, -hidden:] = torch.nan
+    else:
+        nbytes = section_bytes(hidden, bits)
+        bundles[:, 2 * nbytes : 2 * nbytes + 8] = 0xFF  # NaN
+    assert not found(backend, bundles, x, threshold=1e9, bits=bits).any()
+    assert found(backend, bundles, x, bits=bits).isnan().all()
+
+
+def test_a_weight_that_is_nan_shows(backend):
     bundles = bundle(4, 8, 2, torch.float16)
     bundles[2, 3] = torch.nan
-    assert neurons.ffn(bundles, torch.ones(8), "relu", threshold=1e9, backend=backend).isnan().all()
+    assert found(backend, bundles, torch.ones(8), "relu", threshold=1e9).isnan().all()
+
+
+@on_a_cpu
+def test_a_vector_that_is_not_finite_shows_and_leaves_the_others_alone(kind):
+    bits, backend = kind
+    bundles, x = made(9, 128, bits), random(5, 128)
+    alone = found(backend, bundles, x, bits=bits)
+    for value in (torch.nan, torch.inf, -torch.inf):
+        x[2, 77] = value
+        sums = found(backend, bundles, x, bits=bits)
+        assert not sums[2].isfinite().all()
+        assert torch.equal(sums[[0, 1, 3, 4]], alone[[0, 1, 3, 4]])
 
 
 def test_rows_of_a_larger_matrix(backend):
-    matrix, x = bundle(20, 70, 2, torch.float16), torch.randn(70)
-    alone = neurons.ffn(matrix[:5].clone(), x, "relu", backend=backend)
-    assert torch.equal(neurons.ffn(matrix[:5], x, "relu", backend=backend), alone)
+    matrix, x = bundle(20, 70, 2, torch.float16), random(70)
+    alone = found(backend, matrix[:5].clone(), x, "relu")
+    assert torch.equal(neurons.ffn(matrix.to(DEVICE)[:5], x.to(DEVICE), "relu", backend=backend).cpu(), alone)
 
 
+@on_a_gpu
+@pytest.mark.parametrize("multiprocessors", [0, 10_000])
+def test_any_number_of_parts(multiprocessors, monkeypatch):
+    monkeypatch.setattr("toolkit.kernels.neurons.cuda.multiprocessors", lambda device: multiprocessors)
+    check("cuda", bundle(33, 4, 2), random(1, 4), "relu")
+
+
+@on_a_gpu
+@pytest.mark.parametrize("bits", [None, 4])
+def test_more_vectors_than_one_pass_takes_and_one_alone(bits, monkeypatch):
+    monkeypatch.setattr(f"toolkit.kernels.neurons.cuda.VECTORS{'_OF_RECORDS' if bits else ''}", 2)
+    bundles, x = made(3, 64, bits), random(3, 64)
+    check("cuda", bundles, x, bits=bits)
+    assert torch.equal(found("cuda", bundles, x[2], bits=bits), found("cuda", bundles, x, bits=bits)[2])
+
+
+@on_a_gpu
+def test_rows_that_begin_at_any_address():
+    from toolkit.kernels.neurons.cuda import elements_at_once
+
+    bundles, x = bundle(5, 8, 2, torch.float16), random(8)
+    moved = torch.cat([torch.zeros(1, dtype=torch.float16), bundles.flatten()]).to(DEVICE)[1:].view(bundles.shape)
+    assert (elements_at_once(moved, 8), elements_at_once(bundles, 8)) == (1, 4)
+    check("cuda", moved.cpu(), x, "relu")
+
+
+@on_a_cpu
 def test_wrong_arguments_are_refused():
-    sound = {"bundles": torch.ones(4, 16), "x": torch.ones(8), "activation": "relu"}
-    for name, wrong, told in (
-        ("activation", "swish", "unknown activation 'swish'"),
-        ("bundles", torch.ones(4, 25), "expected torch.float32"),
-        ("bundles", torch.ones(4, 64), "bundles are"),
-        ("bundles", torch.ones(4, 16).double(), "bundles are"),
-        ("bundles", torch.ones(16, 4).T, "must be contiguous"),
-        ("bias", torch.ones(3), "bias is"),
-        ("threshold", -1.0, "threshold is -1.0"),
-        ("threshold", float("nan"), "threshold is nan"),
+    dense = {"bundles": torch.ones(4, 16), "x": torch.ones(8), "activation": "relu"}
+    records = {"bundles": torch.zeros(4, 192, dtype=torch.uint8), "x": torch.ones(64), "activation": "silu", "bits": 4}
+    for sound, name, wrong, told in (
+        (dense, "activation", "swish", "unknown activation 'swish'"),
+        (dense, "bundles", torch.ones(4, 25), "expected torch.float32"),
+        (dense, "bundles", torch.ones(4, 64), "bundles are"),
+        (dense, "bundles", torch.ones(4, 16).double(), "bundles are"),
+        (dense, "bundles", torch.ones(16, 4).T, "must be contiguous"),
+        (dense, "bias", torch.ones(3), "bias is"),
+        (dense, "threshold", float("nan"), "threshold is nan"),
+        (records, "bits", 3, "bits of a neuron's codes 3"),
+        (records, "bits", None, "expected fp32, fp16 or bf16"),
+        (records, "x", torch.ones(96), "hidden is 96"),
+        (records, "x", torch.ones(128), r"expected torch.uint8 \[4, 256\]"),
+        (records, "bundles", torch.zeros(4, 192), r"expected torch.uint8 \[4, 192\]"),
+        (records, "bias", torch.zeros(4), "no bias"),
     ):
         with pytest.raises((UserError, ValueError), match=told):
             neurons.ffn(**sound | {name: wrong})

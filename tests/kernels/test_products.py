@@ -6,16 +6,19 @@
 import pytest
 import torch
 
-from tests.kernels.families import DEVICE, FAMILIES, ON_GPU, SIMULATED, at_the_end_of_memory, random
+from tests.kernels.families import DEVICE, FAMILIES, ON_GPU, SIMULATED, at_the_end_of_memory, on_a_cpu, random
 from toolkit.errors import UserError
 from toolkit.kernels import neurons
 from toolkit.kernels.engine import backends
 
 PAIRS = [(family, backend) for family in FAMILIES for backend in family.available()]
-on_a_cpu = pytest.mark.skipif(ON_GPU, reason="says nothing about a GPU")
 
 
-@pytest.fixture(params=PAIRS, ids=lambda pair: f"{pair[0].name}-{pair[1]}")
+def name_of(pair):
+    return f"{pair[0].name}-{pair[1]}"
+
+
+@pytest.fixture(params=PAIRS, ids=name_of)
 def pair(request):
     return request.param
 
@@ -48,9 +51,19 @@ def faults(family, backend, shape, batches, seed):
 
 def test_products_are_those_of_double_precision(pair):
     family, backend = pair
-    shapes = family.shapes if not ON_GPU else family.small if SIMULATED else family.small + family.large
-    batches = (1, 3) if SIMULATED else (0, 1, 2, 4, 5, 17)
-    assert not [told for seed, shape in enumerate(shapes) for told in faults(family, backend, shape, batches, seed)]
+    batches, shapes = (1, 3) if SIMULATED else (0, 1, 2, 4, 5, 17), enumerate(family.shapes_here())
+    assert not [told for seed, shape in shapes for told in faults(family, backend, shape, batches, seed)]
+
+
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair[0].decode], ids=name_of)
+def test_decoding_writes_every_number(pair):
+    family, backend = pair
+    for seed, shape in enumerate(family.shapes_here()):
+        matrix = family.make(shape, seed)
+        for dtype in [family.dtypes[seed % len(family.dtypes)]] if SIMULATED else family.dtypes:
+            out = torch.full(shape, 3, dtype=dtype, device=DEVICE)
+            assert family.decode(there(family, matrix), out, backend) is out
+            assert torch.equal(out.cpu(), family.dense(matrix, shape, seed).to(dtype)), (shape, dtype)
 
 
 @on_a_cpu
@@ -105,6 +118,10 @@ def test_nothing_is_touched_beyond_the_end_of_any_tensor(pair):
             out = at_the_end_of_memory(torch.zeros(batch, family.rows(shape)))
             family.multiply(ends, at_the_end_of_memory(x), out, backend)
             assert torch.equal(out.nan_to_num(1.5), multiplied(family, matrix, x, backend).nan_to_num(1.5))
+        for dtype in family.dtypes:
+            out = at_the_end_of_memory(torch.zeros(shape, dtype=dtype))
+            family.decode(ends, out, backend)
+            assert torch.equal(out, family.dense(matrix, shape, 0).to(dtype))
 
 
 def test_contents_of_any_kind_keep_a_product_within_its_tensors(pair):
@@ -120,6 +137,8 @@ def test_contents_of_any_kind_keep_a_product_within_its_tensors(pair):
             shape = (5, (20, 40)[case % 2])
         harmed = family.moved(family.harmed(family.make(shape, 0), generator), place)
         family.multiply(harmed, place(torch.ones(1 + case % 2, shape[1])), None, backend)
+        if family.decode:
+            family.decode(harmed, place(torch.ones(shape, dtype=family.dtypes[0])), backend)
 
 
 @on_a_cpu
@@ -156,11 +175,22 @@ def test_wrong_arguments_are_refused_before_any_kernel_runs(family, monkeypatch)
             family.multiply(matrix, given, out, "auto")
     with pytest.raises(UserError, match=r"unknown backend 'lut'; choose from: .*auto.*portable|unknown.*table"):
         family.multiply(matrix, x, None, "lut")
-    if family.for_gpus:
+    for name in family.module.BACKENDS.for_gpus:
         with pytest.raises(UserError, match=r"backend 'cuda\w*' (needs|works)"):
-            family.multiply(matrix, x, None, family.for_gpus[0])
+            family.multiply(matrix, x, None, name)
     monkeypatch.setattr(backends, "host_has", lambda feature: feature not in ("fma", "avx512f"))
     with pytest.raises(UserError, match=r"backend 'avx2' needs a CPU with fma; this one can run: (portable|table)"):
         family.multiply(matrix, x, None, "avx2")
     assert family.multiply(matrix, x, None, "auto").shape == (rows,), "auto takes what the CPU can run"
-    assert neurons.available()[-1] == "portable"
+    assert neurons.BACKENDS.available()[-1] == "portable"
+
+
+@pytest.mark.skipif(not ON_GPU or SIMULATED, reason="needs tensors on a GPU")
+def test_backends_of_the_cpu_refuse_tensors_on_a_gpu(family):
+    if not family.available():
+        pytest.skip("has no kernels for a GPU")
+    matrix, x = there(family, family.make((64, 128), 0)), torch.ones(128)
+    with pytest.raises(ValueError, match=r"backend '.*' works on the CPU; these tensors are on cuda:0"):
+        family.multiply(matrix, x.to(DEVICE), None, [*family.module.BACKENDS][-1])
+    with pytest.raises(ValueError, match="contiguous and on cuda:0"):
+        family.multiply(matrix, x, None, "auto")

@@ -130,7 +130,7 @@ def product_measurements(
     known, tables = twin_shapes(model), []
     if unknown_ops := [op for op in ops if op not in known]:
         raise unknown(f"layer of {model}", unknown_ops[0], known)
-    contestants = [name for name in contestants if name not in spqr.BACKENDS or name in spqr.available()]
+    contestants = [name for name in contestants if name not in spqr.BACKENDS or name in spqr.BACKENDS.available()]
     for op in ops:  # one by one, so that notebooks share measurements of the same operation
         density = (densities or {}).get(op)
         twin = MatrixTwin(known[op], outliers, None if density is None else tuple(int(count) for count in density))
