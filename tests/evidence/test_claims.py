@@ -8,7 +8,7 @@ from toolkit.costs.hardware import profiles
 from toolkit.errors import UserError
 from toolkit.evidence import claims, literature
 from toolkit.evidence.catalogue import notebooks
-from toolkit.evidence.claims import KINDS, UNITS
+from toolkit.evidence.claims import KINDS, UNITS, read_claims
 
 RECORD = {
     "id": "x-1",
@@ -98,3 +98,8 @@ def test_inputs_are_what_the_profiles_sources_name_and_nothing_else(records):
     assert set(records.loc[records["input_of"].notna(), "kind"]) == {"input"}
     counted = (inputs["paper"] + "/" + inputs["same_as"].fillna(inputs["id"])).unique()
     assert named == set(counted)
+
+
+def test_a_number_that_no_notebook_has_says_why():
+    listed = [claim for paper in PAPERS for claim in read_claims(paper) if claim.kind in ("prediction", "arithmetic")]
+    assert not [claim.id for claim in listed if not (claim.column or claim.reason.get("not run"))]

@@ -133,7 +133,7 @@ def test_the_null_model_gets_arithmetic_right_and_predictions_less_often(compari
     ours, guessed = (count_verdicts(found.loc[both]) for found in (comparison, compared(null, null)))
     assert guessed["arithmetic"] == ours["arithmetic"]
     assert ours["prediction"] == {WITHIN: 10}
-    assert guessed["prediction"] == {WITHIN: 5, SAME_EFFECT: 4, "same sign": 1}
+    assert guessed["prediction"] == {WITHIN: 5, SAME_EFFECT: 4, "direction only": 1}
     assert guessed["input"][WITHIN] < ours["input"][WITHIN]
 
 

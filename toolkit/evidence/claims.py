@@ -65,7 +65,7 @@ class Claim(BaseModel):
     beside: str | POSITIVE | None = None
     stand_in: dict[str, Any] | None = None  # a row that shows the same thing elsewhere: a smaller model, another disk
     machine: str | None = None  # a profile, or `any`: of our number, where the table's row names no machine
-    reason: dict[str, str] = {}  # why ours is another number, where it is, for each kind of evidence
+    reason: dict[str, str] = {}  # why ours is another number, by kind of evidence; `not run`: why there is none
 
 
 def claims(paper: str) -> pd.DataFrame:

@@ -19,18 +19,22 @@ from toolkit.measure.disturbance import is_disturbed
 
 WITHIN = "within tolerance"
 SAME_EFFECT = "same effect"
-SAME_SIGN = "same sign"
+DIRECTION = "direction only"
 DIFFERS = "differs"
 NOT_RUN = "not run"
 DISTURBED = "other work disturbed the measurement, which has no verdict therefore"
 VERDICTS = {  # from best to worst
     WITHIN: "ours is within 10 % of the published value, or within the tolerance that the claim states",
     SAME_EFFECT: "another value, but 0.67 to 1.5 times the published effect, and outside the spread of runs",
-    SAME_SIGN: "faster or slower, larger or smaller, as published, by another amount",
+    DIRECTION: "faster or slower, larger or smaller, as published, by another amount",
     DIFFERS: "ours was run and shows none of these, or no more than chance gives",
     NOT_RUN: "no result here answers to the claim",
 }
 
+WITHOUT_NUMBER = {  # why no table has it, by kind of claim
+    "context": "the set-up, or another study's number: nothing to compare",
+    "input": "it is what the model starts from, so the model does not give it back",
+}
 EFFECT = (0.67, 1.5)  # the shares of the published effect between which ours is the same
 ERRORS = 2  # standard errors on either side of a value
 VALUES, LIMITS, STAND_INS = "values", "limits", "stand-ins"
@@ -52,9 +56,9 @@ def compare(table: pd.DataFrame, figure: str, null: pd.DataFrame | None = None) 
     Columns: `COLUMNS`; a row for each claim and machine (`profile`) with a number for it, one that is `not run` for a
     claim that no machine answers, none if the paper prints no number of the figure. Numbers measured on a machine
     go before those modelled of it. A row without a profile has the claim's `machine`. `ours_low` and `ours_high` are
-    the range that the table gives, if any. `reason` is the claim's for that kind of evidence, where ours is another
-    number. `null` is the table that a model of nothing but bytes over bandwidth makes of the paper's machines; the
-    comparison has its numbers for the same claims, and their ratios.
+    the range that the table gives, if any. `reason` says why ours is another number, by the claim for that kind of
+    evidence, or why there is none. `null` is the table that a model of nothing but bytes over bandwidth makes of the
+    paper's machines; the comparison has its numbers for the same claims, and their ratios.
 
     The verdicts, in order of preference:
 
@@ -64,7 +68,7 @@ def compare(table: pd.DataFrame, figure: str, null: pd.DataFrame | None = None) 
     - `same effect`: ours lies on the same side of what the claim is beside as the published value does, its effect is
       0.67 to 1.5 times the published one, and it is outside the run-to-run spread: the range of ours and the range of
       what it is beside do not meet (`_range`).
-    - `same sign`: ours lies on the same side; or a stand-in keeps the limit.
+    - `direction only`: ours lies on the same side; or a stand-in keeps the limit.
     - `differs`: ours was run and is none of these, or goes beyond an upper end (`up_to`) by more than the tolerance; or
       its row has a `chance`, what guessing gives of `value`, and ours is not above that by more than the tolerance of
       10 % and its own spread.
@@ -253,7 +257,7 @@ def _compare(table: pd.DataFrame, claim: Claim, claims: dict[str, Claim], null: 
         "profile": _or(row.get("profile"), claim.machine) if known else None,
         "ratio": _ratio(ours, claim),
         "verdict": verdict,
-        "reason": DISTURBED if disturbed else None if _as_published(verdict, ours, claim) else _reason(row, claim),
+        "reason": DISTURBED if disturbed else _reason(row, claim, verdict, ours),
         "null": guess,
         "null_ratio": _ratio(guess, claim),
     }
@@ -277,7 +281,7 @@ def _ratio(number: float | None, claim: Claim) -> float | None:
 def _verdict(table: pd.DataFrame, claim: Claim, claims: dict[str, Claim], row: pd.Series, stand_in: bool) -> str:
     ours, bound = float(row[claim.column]), claim.bound
     if bound in ("at_least", "at_most") and _kept(ours, claim.value, bound):
-        return SAME_SIGN if stand_in else WITHIN
+        return DIRECTION if stand_in else WITHIN
     if bound == "up_to" and _beyond(ours, claim, claims):
         return DIFFERS
     if bound not in ("at_least", "at_most") and not stand_in and abs(ours - claim.value) <= _slack(claim):
@@ -285,14 +289,14 @@ def _verdict(table: pd.DataFrame, claim: Claim, claims: dict[str, Claim], row: p
     return _by_effect(table, claim, claims, row)
 
 
-def _as_published(verdict: str, ours: float | None, claim: Claim) -> bool:
-    """Whether there is nothing to give a reason for: ours has no verdict, is within tolerance, or keeps the limit."""
-    limit = claim.bound in ("at_least", "at_most")
-    return verdict in (WITHIN, NOT_RUN) or (limit and _kept(ours, claim.value, claim.bound))
-
-
-def _reason(row: pd.Series, claim: Claim) -> str | None:
-    """Why ours is another number: chance, or what the claim says for this kind of evidence."""
+def _reason(row: pd.Series | None, claim: Claim, verdict: str, ours: float | None) -> str | None:
+    """Why there is no number, or another one: chance, or what the claim says. None if ours is as published."""
+    if ours is None:
+        absent = "no row of this run answers to it" if claim.column else WITHOUT_NUMBER.get(claim.kind)
+        return claim.reason.get(NOT_RUN, absent)
+    kept = claim.bound in ("at_least", "at_most") and _kept(ours, claim.value, claim.bound)
+    if verdict in (WITHIN, NOT_RUN) or kept:
+        return None
     if _by_chance(row, claim.column):
         return f"chance alone gives {row['chance']:.3g}"
     return claim.reason.get(row.get("evidence"))
@@ -321,7 +325,7 @@ def _beyond(ours: float, claim: Claim, claims: dict[str, Claim]) -> bool:
 
 
 def _by_effect(table: pd.DataFrame, claim: Claim, claims: dict[str, Claim], row: pd.Series) -> str:
-    """`same effect`, `same sign` or `differs`, by what the claim is beside in the paper and here."""
+    """`same effect`, `direction only` or `differs`, by what the claim is beside in the paper and here."""
     column, beside = claim.column, claim.beside
     theirs, span = beside, (beside, beside)
     if isinstance(beside, str):
@@ -338,7 +342,7 @@ def _by_effect(table: pd.DataFrame, claim: Claim, claims: dict[str, Claim], row:
         return DIFFERS
     low, high = _range(row, column)
     apart = low > span[1] or high < span[0]
-    return SAME_EFFECT if apart and EFFECT[0] <= found / published <= EFFECT[1] else SAME_SIGN
+    return SAME_EFFECT if apart and EFFECT[0] <= found / published <= EFFECT[1] else DIRECTION
 
 
 def _effect(ratio: float) -> float:
