@@ -8,7 +8,7 @@ from tests.models.test_gguf import write
 from toolkit.errors import UserError
 from toolkit.measure import side_by_side
 from toolkit.measure.side_by_side import planned_rivals, token_rates
-from toolkit.offload.unpacking import unpack_model
+from toolkit.offload.model import unpack_model
 from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
 

@@ -7,15 +7,15 @@ import pytest
 from toolkit.offload.cache import Ring
 
 
-class Disk:
+class Disk(Ring):
     """Fetches at once: a buffer then holds the layer's number. The layers in `broken` fail once."""
 
     def __init__(self, layers, slots, staying=0):
         self.fetched, self.broken, self.refused = [], set(), set()
         self.buffers = [None] * (slots + staying)
-        self.ring = Ring(range(staying, staying + layers), slots, self.fetch, range(staying))
+        super().__init__(range(staying, staying + layers), slots, range(staying))
 
-    def fetch(self, number, slot):
+    def _fetch(self, number, slot):
         self.fetched.append(number)
         self.buffers[slot] = None  # the bytes that were there are gone, whatever comes
         if number in self.refused:
@@ -32,7 +32,7 @@ class Disk:
 
     def asks(self, number):
         """The layer whose bytes a caller finds."""
-        return self.buffers[self.ring.layer(number)]
+        return self.buffers[self.slot(number)]
 
 
 def test_the_next_layer_is_fetched_while_this_one_is_used_and_the_first_follows_the_last():
@@ -44,7 +44,7 @@ def test_the_next_layer_is_fetched_while_this_one_is_used_and_the_first_follows_
 def test_a_layer_that_is_not_needed_any_more_leaves_its_slot_to_the_one_after_next():
     disk = Disk(layers=4, slots=2)
     assert disk.asks(0) == 0
-    disk.ring.go_on()
+    disk.go_on()
     assert disk.fetched == [0, 1, 2]
     assert [disk.asks(number) for number in (1, 2, 3)] == [1, 2, 3]
     assert disk.fetched == [0, 1, 2, 3, 0]
@@ -63,8 +63,8 @@ def test_layers_that_stay_are_fetched_first_and_once():
     assert disk.fetched == [0, 1]
     assert [disk.asks(number) for number in (0, 1, 2, 3, 4) * 2] == [0, 1, 2, 3, 4] * 2
     assert disk.fetched == [0, 1, 2, 3, 4, 2, 3, 4, 2]
-    disk.ring.clear()
-    assert disk.ring.held == [None] * 4
+    disk.clear()
+    assert disk.held == [None] * 4
 
 
 @pytest.mark.parametrize("slots", [1, 2])

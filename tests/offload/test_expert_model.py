@@ -13,8 +13,7 @@ from tests.offload.conftest import opened
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks
 from toolkit.models.experts import decoder_experts, mixtures_by_layer
-from toolkit.offload.expert_ffn import RecordedRouter, Router
-from toolkit.offload.expert_slots import ExpertSlots
+from toolkit.offload.expert_ffn import ExpertSlots, RecordedRouter, Router
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.residencies import Lfu
 from toolkit.quantization import neuron_records
@@ -207,7 +206,7 @@ def test_a_read_error_in_a_prefetch_is_raised_where_the_expert_is_needed(mixtral
     chosen = predicted if needed else torch.tensor([[3, 4, 5], [3, 4, 5], [0, 1, 2]])
 
     def fails(self, experts):
-        fetch = self._slots._fetch
+        fetch = self._fetch
 
         def fetched_badly(expert, slot):
             fetch(expert, slot).result()
@@ -216,9 +215,9 @@ def test_a_read_error_in_a_prefetch_is_raised_where_the_expert_is_needed(mixtral
             future.set_exception(OSError(errno.EIO, f"bad sector under expert {expert}"))
             return future
 
-        self._slots._fetch = fetched_badly if self._layer == 2 else fetch
+        self._fetch = fetched_badly if self.layer == 2 else fetch
         prefetch(self, experts)
-        self._slots._fetch = fetch
+        del self._fetch
 
     options = {"dram_bytes": budget_of(mixtral, 3), "routing": lambda _, e: RecordedRouter(e, chosen, predicted)}
     with opened(mixtral.folder, **options) as ours, torch.no_grad():

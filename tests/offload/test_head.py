@@ -16,8 +16,7 @@ from toolkit.models.head import HEAD, head_parts, rows_of_part
 from toolkit.offload.embedding import StoredEmbedding
 from toolkit.offload.head import OffloadedHead
 from toolkit.offload.logit_check import check_logits
-from toolkit.offload.model import OffloadedModel
-from toolkit.offload.unpacking import unpack_model
+from toolkit.offload.model import OffloadedModel, unpack_model
 from toolkit.storage.buffers import buffer_bytes
 from toolkit.storage.experts import WholeExperts
 from toolkit.storage.neuron_packing import Neurons

@@ -12,7 +12,7 @@ from toolkit.models.ffn import decoder_ffns
 from toolkit.offload import model as module
 from toolkit.offload.budget import BudgetError
 from toolkit.offload.by_neuron import USAGE
-from toolkit.offload.hot_neurons import choose
+from toolkit.offload.neuron_ffn import choose
 from toolkit.predictors import CopyLast
 from toolkit.predictors.predictor import Predictor
 from toolkit.sparsity.statistics import save_usage

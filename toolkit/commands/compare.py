@@ -30,7 +30,7 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
     from toolkit.interchange.reading import load_tokenizer
     from toolkit.measure.side_by_side import planned_rivals, token_rates
     from toolkit.models import fast_dtype, load_model
-    from toolkit.offload.unpacking import unpack_model
+    from toolkit.offload.model import unpack_model
     from toolkit.storage.store import Store
 
     store, dram_bytes = Store.open(options.folder), budgets["dram_bytes"]

@@ -9,15 +9,15 @@ quicker way from a disk (notebook corm/fig09). Their neurons are gathered in the
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from toolkit.models import decoder_blocks
 from toolkit.models.blocks import replace_module
 from toolkit.models.experts import Experts, block_experts, mixtures_by_layer
-from toolkit.offload.expert_ffn import ExpertFFN, Router, products
-from toolkit.offload.expert_slots import ExpertSlots
-from toolkit.offload.strategy import Opening, record_linears, refuse
+from toolkit.offload.expert_ffn import ExpertFFN, ExpertSlots, Router, products
+from toolkit.offload.strategy import OnDemand, Opening
 from toolkit.policies.residencies import Lru
 from toolkit.policies.two_level import TwoLevel
 from toolkit.storage.buffers import HUGE_PAGE_BYTES, aligned_buffer
@@ -26,33 +26,28 @@ from toolkit.storage.experts import LAYOUT, check_fits, op_name
 from toolkit.storage.readers import open_reader
 
 
-class ByExpert:
+class ByExpert(OnDemand):
     """The mixture of each decoder block reads experts when a token needs them; see `Strategy`. It computes on the CPU.
 
     The model's own modules route. They stay in memory with attention, embeddings, norms, shared experts and the head,
-    and so do as many experts of each layer as the budget allows. `ffns` are the modules in the places of the routed
-    experts.
+    and so do as many experts of each layer as the budget allows.
 
     Raises `UserError` for options that experts do not have, or a budget that does not hold the experts of one token;
     the message says how much that is.
     """
 
-    by_token, placement = True, None
-
     def __init__(self, opening: Opening):
-        store, options, self._opening = opening.store, opening.options, opening
-        refuse(store, options, "experts", predictors=opening.demand.predictors)
-        if options.verify:
-            store.verify()
-        self.model = opening.skeleton(lambda outline: check_fits(store, outline))
+        store, options = opening.store, opening.options
+        fits = partial(check_fits, store)
+        super().__init__(opening, "experts", fits, predictors=opening.demand.predictors)
         outline = mixtures_by_layer(self.model)
         self._slot_bytes = max(run.nbytes for layer in outline for run in store.layer(layer, LAYOUT).ops.values())
         self._slots = _slots(opening, outline, self._slot_bytes)
         self._reader = opening.stack.enter_context(open_reader(options.disk_reader, store, LAYOUT))
-        self.mode, self.ffns = self._reader.mode, []
+        self.mode = self._reader.mode
 
     def take_over(self) -> None:
-        """Replace the routed experts, and the decoder's linears by ones whose time is recorded."""
+        """Replace the routed experts, and the decoder's linears."""
         arena = aligned_buffer(sum(self._slots.values()) * self._slot_bytes).reshape(-1, self._slot_bytes)
         for layer, count in self._slots.items():
             mine, arena = arena[:count], arena[count:]
@@ -60,10 +55,7 @@ class ByExpert:
             if self.ffns and self._opening.demand.look_ahead:
                 self.ffns[-1].precede(ours)
             self.ffns.append(ours)
-        record_linears(self.model, self._opening.recorder, self._opening.device)
-
-    def settle(self, tokens: int) -> None:
-        """Experts stay as the policy says, whichever tokens used them."""
+        super().take_over()
 
     def _replaced(self, layer: int, arena: np.ndarray) -> ExpertFFN:
         """Put our module in the place of a layer's routed experts, of which only biases stay."""

@@ -4,10 +4,11 @@
         tokens = model.generate(**model.tokenizer("Only neurons that fire", return_tensors="pt"), max_new_tokens=20)
 
 `toolkit.storage.neuron_packing` writes the folder. On a GPU the most used neurons stay there, and the CPU computes the
-others that a token needs (`toolkit.offload.hot_neurons`).
+others that a token needs (`toolkit.offload.neuron_ffn.SplitFFN`).
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -19,10 +20,9 @@ from toolkit.errors import UserError
 from toolkit.models import decoder_blocks
 from toolkit.models.cutting import thresholds_of
 from toolkit.models.ffn import FFN, decoder_ffns, known_activation, replace_ffn
-from toolkit.offload.hot_neurons import SplitFFN, choose, place
-from toolkit.offload.neuron_ffn import Maths, NeuronFFN
+from toolkit.offload.neuron_ffn import Maths, NeuronFFN, SplitFFN, choose, place
 from toolkit.offload.neuron_store import NeuronReads, NeuronStore
-from toolkit.offload.strategy import Opening, record_linears, refuse
+from toolkit.offload.strategy import OnDemand, Opening
 from toolkit.policies.placement import Shares
 from toolkit.policies.residencies import SlidingWindow
 from toolkit.policies.residency import Residency
@@ -46,28 +46,25 @@ ForLayers = Sequence[Predictor | None]
 Masks = Sequence[Bool[np.ndarray, " neurons"]]
 
 
-class ByNeuron:
+class ByNeuron(OnDemand):
     """The FFN of each decoder block reads neurons when a token needs them; see `Strategy`.
 
     Attention, embeddings, norms, the head and the predictors stay in memory, and of each FFN the neurons that the last
     tokens used. With a GPU all these but predictors and neurons stay there, and so do as many of the most used neurons
-    as its budget allows, the `hot` ones of each layer. `ffns` are the modules in the places of the model's,
-    `predictors` one for each layer.
+    as its budget allows, the `hot` ones of each layer. There is one of `predictors` for each layer.
 
     Raises `UserError` for options that neurons do not have, predictors or usage of other layers, a budget below what
     one token needs, or a GPU's below the rest of the model; the message says how much that is.
     """
 
-    placement = None
-
     def __init__(self, opening: Opening):
-        store, options, self._opening = opening.store, opening.options, opening
-        kvikio = options.reader if options.direct else None
-        refuse(store, options, "neurons", gpu=True, exact=None if opening.demand.exact else False, reader=kvikio)
+        store, options = opening.store, opening.options
+        refused = {
+            "exact": None if opening.demand.exact else False,
+            "reader": options.reader if options.direct else None,
+        }
+        super().__init__(opening, "neurons", partial(check_fits, store), gpu=True, **refused)
         self.by_token = not options.on_gpu
-        if options.verify:
-            store.verify()
-        self.model = opening.skeleton(lambda outline: check_fits(store, outline))
         self._modules = decoder_ffns(self.model)
         self._maths = _maths(self.model, self._modules)
         count = len(self._modules)
@@ -77,15 +74,15 @@ class ByNeuron:
         self.hot = _hot(opening, self._modules)
         self._shares = _shares(opening, self._modules, self.predictors, self.hot)
         self._files = opening.stack.enter_context(_reader(store, options.reader))
-        self.mode, self.ffns = self._files.mode, []
+        self.mode = self._files.mode
 
     def take_over(self) -> None:
-        """Replace the FFNs, and the decoder's other linears by ones whose time is recorded."""
+        """Replace the FFNs, and the decoder's other linears."""
         stores = _stores(self._opening, self._modules, self._shares, self._files)
         for number, (block, held) in enumerate(zip(decoder_blocks(self.model), stores, strict=True)):
             self.ffns.append(self._ffn(number, held))
             replace_ffn(block, self._modules[number], self.ffns[-1])
-        record_linears(self.model, self._opening.recorder, self._opening.device)
+        super().take_over()
 
     def _ffn(self, number: int, held: NeuronStore) -> NeuronFFN:
         """The module in an FFN's place. With a GPU its hot neurons are copied there."""

@@ -1,24 +1,30 @@
 """Slots of memory that pieces of a model pass through: layers in turn, or experts as tokens need them."""
 
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+
+from toolkit.formats import Packed
 
 
 class Cache:
     """The piece that each slot holds, or will hold when its fetch has ended: `held`, by slot; None is no piece.
 
-    `fetch(piece, slot)` starts to bring a piece into a slot. Fetches are done one at a time, in the order in which they
-    were started, so a slot is overwritten only after the fetch into it that was started before.
+    Fetches are done one at a time, in the order in which they were started, so a slot is overwritten only after the
+    fetch into it that was started before.
     """
 
-    def __init__(self, slots: int, fetch: Callable[[int, int], Future]):
+    def __init__(self, slots: int):
         self.held: list[int | None] = [None] * slots
-        self._fetch = fetch
         self._coming: list[Future | None] = [None] * slots
 
+    @abstractmethod
+    def _fetch(self, piece: int, slot: int) -> Future:
+        """Start to bring a piece into a slot."""
+
     def ahead(self, piece: int, slot: int) -> None:
-        """Start to bring a piece into a slot, unless it is there or on its way. Raises what `fetch` raises."""
+        """Start to bring a piece into a slot, unless it is there or on its way. Raises what `_fetch` raises."""
         if self.held[slot] != piece:
             self.held[slot] = None  # the next line may raise
             self._coming[slot] = self._fetch(piece, slot)
@@ -51,7 +57,7 @@ class Cache:
         self.held, self._coming = [None] * len(self.held), [None] * len(self.held)
 
 
-class Ring(Cache):
+class Ring(Cache, AbstractContextManager):
     """The layers `numbers`, again and again in this order: the first follows the last, for the next token.
 
     They pass through the first `slots` slots. If there is one for each layer, every layer is fetched once and stays.
@@ -59,18 +65,31 @@ class Ring(Cache):
     `staying` are fetched at once, each into a slot of its own behind the others. Raises what their fetches raise.
     """
 
-    def __init__(
-        self, numbers: Sequence[int], slots: int, fetch: Callable[[int, int], Future], staying: Sequence[int] = ()
-    ):
-        super().__init__(slots + len(staying), fetch)
+    def __init__(self, numbers: Sequence[int], slots: int, staying: Sequence[int] = ()):
+        super().__init__(slots + len(staying))
         self._passing, self._used = slots, None
         self._following = dict(zip(numbers, [*numbers[1:], *numbers[:1]], strict=True))
+        self._views: dict[tuple[int, int], Mapping[str, Packed]] = {}
         for slot, number in enumerate(staying, slots):
             self.ahead(number, slot)
         for number in staying:
             self.need(number)
 
-    def layer(self, number: int) -> int:
+    @abstractmethod
+    def _view(self, number: int, slot: int) -> Mapping[str, Packed]:
+        """The weights of a layer by op, in place in a slot."""
+
+    def layer(self, number: int) -> Mapping[str, Packed]:
+        """The weights of a layer by op, in place. The next call for another layer overwrites them.
+
+        Raises what its fetch raises; the layer can be asked for again then.
+        """
+        slot = self.slot(number)
+        if (number, slot) not in self._views:  # to make them takes as long as to read a small layer
+            self._views[number, slot] = self._view(number, slot)
+        return self._views[number, slot]
+
+    def slot(self, number: int) -> int:
         """The slot of a layer, which it keeps until the next call. Raises what its fetch raises."""
         if number in self._following:
             passing = self.held[: self._passing]
@@ -87,3 +106,12 @@ class Ring(Cache):
         slot, self._used = self._used, None
         if self._passing > 1 and slot is not None and (number := self.held[slot]) is not None:
             self.ahead(self._following[self._following[number]], slot)
+
+    def close(self) -> None:
+        """Wait for the fetches under way, and release all layers."""
+        self.clear()
+        self._views = {}
+
+    def __exit__(self, *error) -> None:
+        """Close it."""
+        self.close()

@@ -4,9 +4,8 @@
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib.util import find_spec
-from typing import Self
 
 import numpy as np
 import torch
@@ -22,10 +21,11 @@ PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context
 MB = 1e6
 
 
-class Cpu:
+class Cpu(AbstractContextManager):
     """The CPU. Its work is done when a call returns, so nothing is ever waited for."""
 
     tier, torch_device = "dram", torch.device("cpu")
+    within_memory = staticmethod(nullcontext)  # the system reports memory that runs out
 
     def empty(self, nbytes: int) -> UInt8[Tensor, " nbytes"]:
         """Memory, all of it touched."""
@@ -39,20 +39,11 @@ class Cpu:
         """Memory that this process can still take without swapping, within the limit of its container."""
         return memory_limits.free_bytes()
 
-    @contextmanager
-    def within_memory(self) -> Iterator[None]:
-        """Change nothing: the system reports memory that runs out."""
-        yield
-
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
-
     def __exit__(self, *error) -> None:
         """Nothing to give back."""
 
 
-class Cuda:
+class Cuda(AbstractContextManager):
     """A CUDA GPU, by torch's name for it. Raises `UserError` if there is none, or without `numba-cuda` for the kernels.
 
     Copies have a stream of their own, so torch's current stream goes on meanwhile.
@@ -126,10 +117,6 @@ class Cuda:
     def wait(self) -> None:
         """Wait for the work that was launched on torch's current stream."""
         torch.cuda.current_stream(self.torch_device).synchronize()
-
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
 
     def __exit__(self, *error) -> None:
         """Wait for all work, then unpin the memory."""

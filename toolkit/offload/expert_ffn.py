@@ -1,20 +1,25 @@
 """The experts of a mixture that come from disk when a token needs them (CORM, section 4), and what chooses them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64, Shaped
+from jaxtyping import Float, Float32, Int64, Shaped, UInt8
 from torch import Tensor
 from torch.nn import functional
 
 from toolkit.kernels import neurons as kernel
 from toolkit.models.experts import Experts, Routed
-from toolkit.offload.expert_slots import ExpertSlots
+from toolkit.offload.cache import Cache
 from toolkit.offload.neuron_ffn import KERNEL_TOKENS, Maths, ffn_of
 from toolkit.offload.turn import Offloaded
+from toolkit.policies.two_level import TwoLevel, TwoLevelChange
 from toolkit.storage.experts import Bits, bits_of
+from toolkit.storage.readers.base import Reader
+from toolkit.storage.runs import OpRun, views
 from toolkit.timeline import Recorder
 
 Product = Callable[[Shaped[Tensor, "rows width"], Float[Tensor, "tokens hidden"]], Float[Tensor, "tokens hidden"]]
@@ -63,6 +68,74 @@ class RecordedRouter(Router):
     def weigh(self, x: Float[Tensor, "1 hidden"], ids: Int64[Tensor, "1 k"]) -> Float[Tensor, "1 k"]:
         """The same for all, 1 together."""
         return torch.full(ids.shape, 1 / ids.shape[1])
+
+
+class ExpertSlots(Cache):
+    """The experts of one layer that are in memory: each in a slot of its own, where the disk has put it (CORM, 4.3).
+
+    If a read fails, nothing is held any more.
+
+    Args:
+        cache: decides which of the layer's experts stay, and counts.
+        runs: each expert on disk.
+        arena: a slot a row; each starts on a block and holds the largest expert.
+    """
+
+    def __init__(
+        self,
+        cache: TwoLevel,
+        runs: Sequence[OpRun],
+        arena: UInt8[np.ndarray, "slots bytes"],
+        reader: Reader,
+        recorder: Recorder,
+        layer: int,
+    ):
+        super().__init__(len(arena))
+        self.cache, self.runs, self.layer = cache, runs, layer
+        self._arena, self._reader, self._recorder = arena, reader, recorder
+
+    def bring(self, experts: Int64[np.ndarray, " needed"]) -> None:
+        """Start to read the experts of this token that memory does not hold. Raises what `TwoLevel.step` raises."""
+        self._change(self.cache.step(dict.fromkeys(experts.tolist())))
+
+    def prefetch(self, experts: Int64[np.ndarray, " predicted"]) -> None:
+        """Start to read experts that the next token of this layer is predicted to need, the likeliest first."""
+        self._change(self.cache.admit(dict.fromkeys(experts.tolist())))
+
+    def rows(self, expert: int) -> Shaped[Tensor, "rows width"]:
+        """The stored rows of an expert, in place, once they have arrived; good until the next change.
+
+        Raises what the read raises.
+        """
+        with self._all_or_nothing():
+            slot = self.need(expert)
+        return views(self.runs[expert].pieces, self._arena[slot])["values"]
+
+    def clear(self) -> None:
+        """Wait for the reads under way, and hold nothing."""
+        super().clear()
+        self.cache.clear()
+
+    def _change(self, change: TwoLevelChange) -> None:
+        for expert in change.evicted.tolist():
+            self.drop(expert)
+        with self._all_or_nothing():
+            for expert, slot in change.placed:
+                self.ahead(expert, slot)
+
+    def _fetch(self, expert: int, slot: int) -> Future:
+        run = self.runs[expert]
+        span = self._recorder.span("read", "expert", "storage", run.nbytes, self.layer)
+        return self._reader.submit(run.chunks, self._arena[slot], span)
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Hold nothing if the block fails."""
+        try:
+            yield
+        except BaseException:
+            self.clear()
+            raise
 
 
 class ExpertFFN(Offloaded):

@@ -9,7 +9,7 @@ read: FFN neurons (`toolkit.offload.by_neuron`), or experts (`toolkit.offload.by
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from toolkit.errors import UserError
+from toolkit.formats import decode
 from toolkit.interchange.reading import load_tokenizer
+from toolkit.models.head import HEAD, linears_by_layer
 from toolkit.offload.budget import Budget
 from toolkit.offload.by_expert import ByExpert
 from toolkit.offload.by_neuron import ByNeuron
@@ -29,11 +31,13 @@ from toolkit.offload.head import HeldHead
 from toolkit.offload.options import Options
 from toolkit.offload.plan import budgets_of
 from toolkit.offload.single_token import SingleToken
-from toolkit.offload.strategy import Opening, Strategy
+from toolkit.offload.strategy import Opening, Strategy, skeleton
 from toolkit.offload.streamed import Streamed
 from toolkit.offload.turn import Offloaded, Turn, unowned
 from toolkit.policies.placement import LayerMap
 from toolkit.storage import experts, neuron_packing
+from toolkit.storage.buffers import aligned_buffer
+from toolkit.storage.readers import open_reader
 from toolkit.storage.store import Store
 from toolkit.timeline import Recorder, Timeline
 
@@ -45,7 +49,7 @@ STRATEGIES: dict[str, Callable[[Opening], Strategy]] = {
 
 
 @dataclass(eq=False, repr=False)
-class OffloadedModel:
+class OffloadedModel(AbstractContextManager):
     """A decoder-only Hugging Face model whose decoder weights stay packed or by neuron: on a GPU, in DRAM or on disk.
 
     `model` is the model itself, on `device`. Everything that runs it (`generate`, `toolkit.quality`) brings the
@@ -154,10 +158,6 @@ class OffloadedModel:
         self._turn.end()
         self._stack.close()
 
-    def __enter__(self) -> Self:
-        """The model itself."""
-        return self
-
     def __exit__(self, *error) -> None:
         """Close it."""
         self.close()
@@ -198,6 +198,28 @@ class OffloadedModel:
 
     def _on_device(self, value: object) -> object:
         return value.to(self.device.torch_device) if isinstance(value, Tensor) else value
+
+
+def unpack_model(store: Store, variant: str) -> nn.Module:
+    """An ordinary dense model in memory, in evaluation mode and without gradients; packed weights are decoded.
+
+    Raises `FormatError` for a damaged store, and `UserError` for one of another model.
+    """
+    store.verify(variant)
+    model = skeleton(store, lambda outline: store.check_fits(outline, variant))
+    model.load_state_dict(dict(store.rest()), strict=False, assign=True)
+    slot = aligned_buffer(store.slot_bytes(variant))
+    with open_reader("threads", store, variant) as reader:
+        every = linears_by_layer(model, store.head_rows)
+        for layer, linears in zip(store.layers_of(variant), every, strict=True):
+            reader.read(layer.chunks, slot)
+            for op, packed in layer.view(slot).items():
+                linears[op].weight = nn.Parameter(torch.empty(packed.shape, dtype=packed.dtype), requires_grad=False)
+                linears[op].weight.data.copy_(decode(packed))
+    if parts := [linears[HEAD].weight for linears in every if HEAD in linears]:
+        model.get_output_embeddings().weight = nn.Parameter(torch.cat(parts), requires_grad=False)
+    model.tie_weights()
+    return model.eval().requires_grad_(False)
 
 
 class _Head(nn.Linear):

@@ -7,7 +7,8 @@ throughout. So its last digits differ from those of transformers, as those of pa
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -26,11 +27,11 @@ from transformers.cache_utils import CacheLayerMixin, DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
+from toolkit.formats import Packed
 from toolkit.kernels import dense
-from toolkit.kernels.engine.parallel import Task
-from toolkit.kernels.single_token import add_and_normalise, attend, gate, normalise, rotate
+from toolkit.kernels.engine.parallel import Product, Program, Task, stages
+from toolkit.kernels.single_token import add_and_normalise, add_to, attend, gate, normalise, rotate
 from toolkit.models import decoder_blocks
-from toolkit.offload.group import Group, Siblings
 from toolkit.offload.growing_cache import GROWING, GrowingLayer
 from toolkit.offload.head import OffloadedHead
 from toolkit.offload.linear import OffloadedLinear
@@ -136,6 +137,67 @@ class SingleToken:
             and named.get("use_cache") is not False
             and not any(self._hooks)
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Siblings:
+    """Siblings with the same input, the vector that `x` holds.
+
+    `x` [in_features] and `outs` [out_features], one a linear, are fp32, in DRAM, and keep their place.
+    """
+
+    linears: Sequence[OffloadedLinear]
+    x: Tensor
+    outs: Sequence[Tensor]
+
+    def stages(self, weights: Iterator[Packed]) -> list[list[Task]]:
+        """The products with the next weights, then the biases."""
+        each = list(zip(self.linears, weights, self.outs, strict=False))
+        products = [
+            weight.product(self.x, out) or Product(Task(functools.partial(_matvec, weight, self.x, out), ()))
+            for _, weight, out in each
+        ]
+        biased = [(out.numpy(), linear.bias.float().numpy()) for linear, _, out in each if linear.bias is not None]
+        return [*stages(products), *([Task(add_to, arrays)] for arrays in biased)]
+
+
+class Group:
+    """Steps of one layer that follow each other: linears, whose weights are used packed, and tasks.
+
+    Weights that stay in memory are bound once, others whenever they come.
+    """
+
+    def __init__(self, *steps: Siblings | Task):
+        self.steps = steps
+        self.linears = [linear for step in steps if isinstance(step, Siblings) for linear in step.linears]
+        self.name = " + ".join(linear.name for linear in self.linears)
+        self.close()
+
+    def __call__(self) -> None:
+        """Do all steps. They are one span, of stage `compute`."""
+        weights = [linear.fetched() for linear in self.linears]
+        if any(now is not bound for now, bound in zip(weights, self._weights, strict=True)):
+            self._bind(weights)
+        first = self.linears[0]
+        begun_s = first.recorder.now_s()
+        self._program.run()
+        first.ended("compute", begun_s, self._nbytes, self.name)
+
+    def close(self) -> None:
+        """Release the weights."""
+        self._weights: list[Packed | None] = [None] * len(self.linears)
+        self._program: Program | None = None
+
+    def _bind(self, weights: Sequence[Packed]) -> None:
+        left = iter(weights)
+        each = [step.stages(left) if isinstance(step, Siblings) else [[step]] for step in self.steps]
+        self._program = Program([stage for some in each for stage in some])
+        self._weights, self._nbytes = list(weights), sum(weight.nbytes for weight in weights)
+
+
+def _matvec(weight: Packed, x: Tensor, out: Tensor) -> None:
+    """The product of a format that has nothing quicker."""
+    out.copy_(weight.matvec(x))
 
 
 class _Vectors:

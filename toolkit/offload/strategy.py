@@ -5,10 +5,10 @@ A strategy is one module with a class like `Streamed` or `ByNeuron`, and an entr
 budgets, and puts modules of its own in the places of the model's. It decides itself what it reads ahead.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +70,7 @@ class Opening:
         return head + sum(run.nbytes for run in self.store.index.rest if run.name not in self.elsewhere)
 
 
-class Strategy(Protocol):
+class Strategy(ABC):
     """Made from an `Opening`: checks come first, then memory is taken from the budgets, then files are opened.
 
     `model` has no weights when a strategy is made. When `take_over` is called, it has all that the folder holds beside
@@ -81,14 +81,46 @@ class Strategy(Protocol):
 
     model: nn.Module
     mode: str
-    by_token: bool
-    placement: LayerMap | None
+    by_token: bool = True
+    placement: LayerMap | None = None
 
+    @abstractmethod
     def take_over(self) -> None:
         """Put `Offloaded` modules in the places of the model's."""
 
-    def settle(self, tokens: int) -> None:
+    def settle(self, tokens: int) -> None:  # noqa: B027 (most have nothing to do)
         """Hear that the first `tokens` of the last pass count, and that the next pass may take a while to come."""
+
+
+class OnDemand(Strategy):
+    """What a token needs is read: `ffns` are the modules in the places of the model's FFNs or routed experts.
+
+    Raises `UserError` for options of layers that are streamed whole, any of the `refused` that is not None, and, unless
+    there is use for a `gpu`, that; and for a model that `check` refuses.
+    """
+
+    def __init__(
+        self, opening: Opening, holds: str, check: Callable[[nn.Module], None], gpu: bool = False, **refused: object
+    ):
+        store, options, self._opening = opening.store, opening.options, opening
+        streamed = {"method": options.method, "placement": options.placement}
+        streamed |= {"device": options.device if options.on_gpu and not gpu else None}
+        for name, value in (streamed | refused).items():
+            if value is not None:
+                why = f"{store.folder} holds {holds}, which the CPU reads and uses; leave it out"
+                raise UserError(f"{name}={value!r}: {why}")
+        if options.verify:
+            store.verify()
+        self.model, self.ffns = opening.skeleton(check), []
+
+    def take_over(self) -> None:
+        """Replace the decoder's linears by ones whose time is recorded. Their weights are in the device's memory."""
+        recorder, device = self._opening.recorder, self._opening.device
+        for layer, block in enumerate(decoder_blocks(self.model)):
+            for name, linear in decoder_linears(block).items():
+                weight = Dense(tuple(linear.weight.shape), linear.weight.data)
+                settings = (name, layer, itself(weight), torch.empty(0), True, recorder, device)
+                block.set_submodule(name, OffloadedLinear(linear, *settings))
 
 
 def skeleton(store: Store, check: Callable[[nn.Module], None]) -> nn.Module:
@@ -100,25 +132,3 @@ def skeleton(store: Store, check: Callable[[nn.Module], None]) -> nn.Module:
     if generation is not None:
         model.generation_config = generation
     return model
-
-
-def refuse(store: Store, options: Options, holds: str, gpu: bool = False, **others: object) -> None:
-    """Raise `UserError` for options of layers that are streamed whole, and for any of the `others` that is not None.
-
-    A `gpu` is one of them unless the strategy has a use for it.
-    """
-    streamed = {"method": options.method, "placement": options.placement}
-    streamed |= {"device": options.device if options.on_gpu and not gpu else None}
-    for name, value in (streamed | others).items():
-        if value is not None:
-            why = f"{store.folder} holds {holds}, which the CPU reads and uses; leave it out"
-            raise UserError(f"{name}={value!r}: {why}")
-
-
-def record_linears(model: nn.Module, recorder: Recorder, device: Cpu | Cuda) -> None:
-    """Replace the decoder's linears by ones whose time is recorded. Their weights are dense, in the device's memory."""
-    for layer, block in enumerate(decoder_blocks(model)):
-        for name, linear in decoder_linears(block).items():
-            weight = Dense(tuple(linear.weight.shape), linear.weight.data)
-            settings = (name, layer, itself(weight), torch.empty(0), True, recorder, device)
-            block.set_submodule(name, OffloadedLinear(linear, *settings))

@@ -14,7 +14,7 @@ from toolkit.offload.device import Cpu
 from toolkit.offload.head import replace_head
 from toolkit.offload.linear import OffloadedLinear
 from toolkit.offload.plan import Plan, placed, scratch_bytes
-from toolkit.offload.strategy import Opening
+from toolkit.offload.strategy import Opening, Strategy
 from toolkit.offload.streamer import Streamer
 from toolkit.offload.uploader import Uploader
 from toolkit.offload.variant import favourite
@@ -24,7 +24,7 @@ from toolkit.storage.runs import Layer
 from toolkit.storage.store import Store
 
 
-class Streamed:
+class Streamed(Strategy):
     """Every linear of a decoder block is one whose packed weight is elsewhere; see `Strategy`.
 
     `placement` says where each layer lives. Raises `UserError` for a demand, which only a folder of neurons or experts

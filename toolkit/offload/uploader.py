@@ -6,7 +6,6 @@ next layer goes on while this layer is copied, and both go on while the layer be
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Self
 
 import torch
 from jaxtyping import UInt8
@@ -26,8 +25,8 @@ from toolkit.timeline import Recorder
 DeviceBytes = UInt8[Tensor, "_"]
 
 
-class Uploader:
-    """Gives the weights of one layer after the other in a GPU's memory. `layer` is used like that of a `Streamer`.
+class Uploader(Ring):
+    """Gives the weights of one layer after the other in a GPU's memory.
 
     The plan is of whole layers. Layers in storage come through DRAM, unless there is a `direct` reader into the GPU's
     memory. Raises `UserError` if a budget is too small.
@@ -57,36 +56,22 @@ class Uploader:
         self._host = Streamer(through_dram, reader, budgets["dram"], recorder, device.pinned_buffer)
         arena = device.empty(count * slot_bytes)
         self._slots = [arena[number * slot_bytes :][:slot_bytes] for number in range(count)]
-        self._views: dict[tuple[int, int], Mapping[str, Packed]] = {}
         self._link = ThreadPoolExecutor(1, "link")
-        self._ring = Ring(passing, count, self._fetch)
+        super().__init__(passing, count)
 
     def layer(self, number: int) -> Mapping[str, Packed]:
-        """The weights of a layer by op, in place. The next call for another layer overwrites them.
-
-        Raises what reading raises; the layer can be asked for again then.
-        """
-        if number in self._kept:
-            return self._kept[number]
-        slot = self._ring.layer(number)
-        if (number, slot) not in self._views:
-            self._views[number, slot] = self._passing[number].view(self._slots[slot])
-        return self._views[number, slot]
+        """The weights of a layer by op, in place; see `Ring.layer`."""
+        return self._kept[number] if number in self._kept else super().layer(number)
 
     def close(self) -> None:
         """Wait for all that is under way, and release all memory."""
-        self._ring.clear()
+        super().close()
         self._link.shutdown()
         self._host.close()
-        self._kept, self._slots, self._views, self._staging = {}, [], {}, self._staging[:0].copy()
+        self._kept, self._slots, self._staging = {}, [], self._staging[:0].copy()
 
-    def __enter__(self) -> Self:
-        """The uploader itself."""
-        return self
-
-    def __exit__(self, *error) -> None:
-        """Close it."""
-        self.close()
+    def _view(self, number: int, slot: int) -> Mapping[str, Packed]:
+        return self._passing[number].view(self._slots[slot])
 
     def _fetch(self, number: int, slot: int) -> Future:
         """Start to bring a layer. Work launched before may still read the slot's old contents, so a mark is set."""

@@ -4,7 +4,7 @@ A neuron has a gate row (if the FFN has a gate), an up row and a down column. Th
 them side by side: one range a neuron, which starts on a block and ends with one. "split" is what that is compared with:
 a matrix each, the down projection transposed, so two or three shorter ranges a neuron.
 
-    write_bundles(folder, model, "smollm2-135m")
+    write_store(folder, bundle_ops(decoder_ffns(model), ["bundled"]))
     layer = Store.open(folder).layer(0, "bundled")
     with open_reader("threads", store, "bundled", threads=32) as reader:
         read_neurons(reader, layer, neurons, rows, aligned_buffer(buffer_bytes(layer, most_neurons)))
@@ -15,40 +15,25 @@ through the buffer. Reads are planned in arrays: no Python object is made for a 
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64, UInt8
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from toolkit.errors import UserError, unknown
+from toolkit.errors import UserError
 from toolkit.formats.dense import Dense
-from toolkit.models.ffn import FFN, decoder_ffns
+from toolkit.models.ffn import FFN
 from toolkit.storage.chunks import Chunks
 from toolkit.storage.direct import BLOCK_BYTES, whole_blocks
 from toolkit.storage.readers.base import Reader
 from toolkit.storage.runs import Layer, OpRun
 from toolkit.storage.shards import Piece
-from toolkit.storage.writing import Op, write_store
+from toolkit.storage.writing import Op
 
 LAYOUTS = ("bundled", "split")
 BITS = {2: torch.int16, 4: torch.int32}  # NumPy knows no bf16
-
-
-def write_bundles(folder: Path, model: nn.Module, name: str, layouts: Iterable[str] = ("bundled",)) -> None:
-    """Write the FFNs of a model, without their biases, into a new folder: a store with a variant for each layout.
-
-    Raises `UserError` for an unknown layout or FFN, and as `write_store` does.
-    """
-    layouts = tuple(layouts)
-    for layout in layouts:
-        if layout not in LAYOUTS:
-            raise unknown("layout", layout, LAYOUTS)
-    ffns = decoder_ffns(model)
-    nbytes = sum(len(layouts) * len(parts(ffn)) * ffn.down.weight.nbytes for ffn in ffns)
-    write_store(folder, bundle_ops(ffns, layouts), model={"name": name}, expected_bytes=nbytes)
 
 
 def parts(ffn: FFN) -> dict[str, Float[Tensor, "neurons hidden"]]:
@@ -58,7 +43,7 @@ def parts(ffn: FFN) -> dict[str, Float[Tensor, "neurons hidden"]]:
 
 
 def bundle_ops(ffns: Iterable[FFN], layouts: Iterable[str]) -> Iterator[Op]:
-    """FFNs as ops of a store, layer by layer, in each layout."""
+    """FFNs, without their biases, as ops of a store, layer by layer, in each layout."""
     for layer, ffn in enumerate(ffns):
         for layout in layouts:
             matrices = parts(ffn)
@@ -164,7 +149,7 @@ def _check(layer: Layer, neurons: Int64[np.ndarray, " neurons"]) -> None:
         raise UserError("neurons to read: expected rising numbers, each once")
     for run in layer.ops.values():
         if run.format != Dense.name:
-            raise UserError(f"{run.label} is {run.format}: expected bundles, which `write_bundles` makes")
+            raise UserError(f"{run.label} is {run.format}: expected bundles, which `bundle_ops` makes")
         if len(neurons) and not 0 <= neurons[0] <= neurons[-1] < run.shape[0]:
             raise UserError(f"neurons {neurons[0]} to {neurons[-1]}: {run.label} has 0 to {run.shape[0] - 1}")
 

@@ -21,6 +21,7 @@ from toolkit.formats.dense import Dense
 from toolkit.formats.twins import random_records
 from toolkit.models.experts import Experts, mixtures_by_layer
 from toolkit.quantization import neuron_records
+from toolkit.storage.packing import Layout
 from toolkit.storage.runs import OpRun
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op
@@ -37,14 +38,13 @@ def op_name(expert: int) -> str:
 
 
 @dataclass(frozen=True)
-class WholeExperts:
-    """Each routed expert by itself, a `Layout` for a mixture of experts; see `toolkit.storage.packing.pack_model`.
+class WholeExperts(Layout):
+    """Each routed expert of a mixture by itself; see `toolkit.storage.packing.pack_model`.
 
     `bits` are of each weight of an expert, one of `BITS`; or of each expert of each layer with experts.
     """
 
     bits: Bits | Sequence[Sequence[Bits]] = None
-    unit = "experts"
     variants = (LAYOUT,)
 
     def check(self, model: nn.Module) -> None:
@@ -61,10 +61,6 @@ class WholeExperts:
             for expert, of_expert in enumerate(of_layer):
                 yield Op(layer, op_name(expert), LAYOUT, Dense.encode(self._rows(layer, experts, expert, of_expert)))
 
-    def count(self, model: nn.Module) -> int:
-        """Experts."""
-        return sum(map(len, self._bits(model)))
-
     def expected_bytes(self, model: nn.Module) -> int:
         """The bytes of the stored rows."""
         pairs = zip(mixtures_by_layer(model).values(), self._bits(model), strict=True)
@@ -77,10 +73,6 @@ class WholeExperts:
     def about(self, model: nn.Module) -> Mapping[str, object]:
         """The method."""
         return {"method": "experts"}
-
-    def config(self, model: nn.Module):
-        """The model's own."""
-        return model.config
 
     def _bits(self, model: nn.Module) -> list[list[Bits]]:
         return _bits_of(self.bits, mixtures_by_layer(model))

@@ -17,7 +17,8 @@ from toolkit.errors import unknown
 from toolkit.formats import READABLE, FormatError
 from toolkit.records import checked, line, load_json
 from toolkit.storage.direct import BLOCK_BYTES
-from toolkit.storage.runs import BlockRun, OpRun, RestRun, views
+from toolkit.storage.runs import OpRun, RestRun, views
+from toolkit.storage.shards import BlockRun
 
 VERSION = 1
 FILE = "index.json"

@@ -11,6 +11,7 @@ from toolkit.models.cutting import ENTRY
 from toolkit.models.ffn import FFN, decoder_ffns, known_activation
 from toolkit.storage.bundles import bundle_ops, parts
 from toolkit.storage.direct import BLOCK_BYTES
+from toolkit.storage.packing import Layout
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op
 
@@ -19,8 +20,8 @@ NEEDS = "neurons_a_token"  # the entry of what an index says of its model: how m
 
 
 @dataclass(frozen=True)
-class Neurons:
-    """FFNs as bundles, a `Layout` for a model with one FFN a block; see `toolkit.storage.packing.pack_model`.
+class Neurons(Layout):
+    """FFNs as bundles, for a model with one FFN a block; see `toolkit.storage.packing.pack_model`.
 
     `thresholds` are of the outputs of each layer's neurons; None keeps those that the configuration has, if any. A
     token `needs` so many neurons of each layer on average; memory is shared out by them.
@@ -28,7 +29,6 @@ class Neurons:
 
     thresholds: Sequence[float] | None = None
     needs: Sequence[int] | None = None
-    unit = "layers"
     variants = (LAYOUT,)
 
     def check(self, model: nn.Module) -> None:
@@ -46,14 +46,6 @@ class Neurons:
     def ops(self, model: nn.Module) -> Iterator[Op]:
         """A layer's bundles each."""
         return bundle_ops(decoder_ffns(model), self.variants)
-
-    def count(self, model: nn.Module) -> int:
-        """Layers."""
-        return len(decoder_ffns(model))
-
-    def expected_bytes(self, model: nn.Module) -> int:
-        """The bytes of the weights."""
-        return sum(weight.nbytes for weight in ffn_weights(model))
 
     def about(self, model: nn.Module) -> Mapping[str, object]:
         """The needs."""

@@ -6,15 +6,14 @@ pack(model, folder, WholeExperts(bits=4), "mixtral", tokenizer)           # of t
 """
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from toolkit.errors import UserError, unknown
 from toolkit.formats import FORMATS, FormatError, Packed, decode, encode, expected_nbytes
@@ -31,66 +30,40 @@ Pack = Callable[[Tensor], Packed]
 HEAD_ROWS = "head_rows"
 
 
-class Layout(Protocol):
-    """How weights of decoder blocks lie in a folder, in one variant or more. A frozen dataclass of its settings."""
-
-    unit: str
-    """The name of many ops, for the bar."""
+class Layout(ABC):
+    """How weights of decoder blocks lie in a folder, in one variant or more. They are the linears by default."""
 
     @property
+    @abstractmethod
     def variants(self) -> Sequence[str]:
         """The names of the variants."""
-        ...
 
-    def check(self, model: nn.Module) -> None:
+    @abstractmethod
+    def ops(self, model: nn.Module) -> Iterator[Op]:
+        """The ops, layer by layer. One layer in one variant is held in memory beside the model."""
+
+    def check(self, model: nn.Module) -> None:  # noqa: B027 (a layout may hold any model)
         """Raise `UserError` for a model that this layout does not hold, or settings that do not fit it."""
-        ...
 
     def weights(self, model: nn.Module) -> list[Tensor]:
         """The model's tensors that the ops hold."""
-        ...
-
-    def ops(self, model: nn.Module) -> Iterator[Op]:
-        """The ops, layer by layer. One layer in one variant is held in memory beside the model."""
-        ...
-
-    def count(self, model: nn.Module) -> int:
-        """How many ops there are."""
-        ...
+        return linear_weights(model)
 
     def expected_bytes(self, model: nn.Module) -> int:
         """The bytes that the ops will take, as far as they are known beforehand."""
-        ...
+        return sum(weight.nbytes for weight in self.weights(model))
 
     def about(self, model: nn.Module) -> Mapping[str, object]:
         """The facts of the index on the model beside its name, as plain JSON."""
-        ...
-
-    def config(self, model: nn.Module):
-        """The configuration that is stored."""
-        ...
-
-
-class _Matrices:
-    """The decoder linears, each by itself."""
-
-    unit = "matrices"
-
-    def weights(self, model: nn.Module) -> list[Tensor]:
-        """The weights of the decoder linears."""
-        return linear_weights(model)
-
-    def about(self, model: nn.Module) -> Mapping[str, object]:
-        """Nothing more."""
         return {}
 
     def config(self, model: nn.Module):
-        """The model's own."""
+        """The configuration that is stored."""
         return model.config
 
 
 @dataclass(frozen=True)
-class Linears(_Matrices):
+class Linears(Layout):
     """Each decoder linear by itself, for layers that are streamed whole.
 
     `forms` are names of formats, or a function that packs a weight for each variant (`Scaled.encode` for int8). Prune
@@ -119,10 +92,6 @@ class Linears(_Matrices):
                 for name, linear in decoder_linears(block).items():
                     yield Op.of(number, name, variant, self._packed(variant, linear.weight.detach()))
 
-    def count(self, model: nn.Module) -> int:
-        """Matrices in all variants."""
-        return len(self.forms) * len(linear_weights(model))
-
     def expected_bytes(self, model: nn.Module) -> int:
         """The bytes of formats; sizes of codecs depend on the values."""
         total = 0
@@ -138,7 +107,7 @@ class Linears(_Matrices):
 
 
 @dataclass(frozen=True, eq=False)
-class ChangedLinears(_Matrices):
+class ChangedLinears(Layout):
     """The matrices of a quantised model, in one variant of that name.
 
     `pack` makes the stored form of a matrix, for a weight of the model's type; matrices may have different formats.
@@ -153,18 +122,11 @@ class ChangedLinears(_Matrices):
         """The variant's name."""
         return (self.variant,)
 
-    def check(self, model: nn.Module) -> None:
-        """The matrices are the model's."""
-
     def ops(self, model: nn.Module) -> Iterator[Op]:
         """A matrix each."""
         for number in range(len(self.changed.folders)):
             for op, matrix in self.changed.matrices(number).items():
                 yield Op.of(number, op, self.variant, self.pack(matrix, model.dtype))
-
-    def count(self, model: nn.Module) -> int:
-        """Matrices."""
-        return len(linear_weights(model))
 
     def expected_bytes(self, model: nn.Module) -> int:
         """The bytes of the matrices."""
@@ -198,12 +160,12 @@ def pack_model(
     """
     layout.check(plain(model))
     described = {"name": name, **layout.about(model), **(description or {})}
-    ops, count, weights = layout.ops(model), layout.count(model), layout.weights(model)
+    ops, layers, weights = layout.ops(model), len(decoder_blocks(model)), layout.weights(model)
     if head:
         rows = rows_of_part(untied_head(model))
         ops = chain(ops, _head_ops(model, layout.variants, head, rows))
         weights = [*weights, model.get_output_embeddings().weight]
-        described[HEAD_ROWS], count = rows, count + len(layout.variants) * len(head_parts(model, rows))
+        described[HEAD_ROWS], layers = rows, layers + len(head_parts(model, rows))
     rest = tensors_beside(model, weights)
     check_reopens(model)
 
@@ -215,14 +177,14 @@ def pack_model(
             files(place)
 
     expected = layout.expected_bytes(model) + sum(tensor.nbytes for tensor in rest.values())
-    with progress("packing", count, layout.unit) as bar:
-        write_store(folder, _counted(ops, bar), rest.items(), described, write_files, expected)
 
+    def counted() -> Iterator[Op]:
+        with progress("packing", layers, "layers") as bar:
+            for op in ops:
+                yield op
+                bar.update(op.layer + 1 - bar.n)
 
-def _counted(ops: Iterable[Op], bar: tqdm) -> Iterator[Op]:
-    for op in ops:
-        yield op
-        bar.update()
+    write_store(folder, counted(), rest.items(), described, write_files, expected)
 
 
 def linear_weights(model: nn.Module) -> list[Tensor]:

@@ -19,29 +19,9 @@ from toolkit.formats.dense import Dense
 from toolkit.formats.scaled import SCALES, with_extras
 from toolkit.records import line
 from toolkit.storage.chunks import Chunks, in_line
-from toolkit.storage.shards import Dtype, Piece, layout
+from toolkit.storage.shards import BlockRun, Dtype, Piece, layout
 
 Buffer = UInt8[np.ndarray, " bytes"] | UInt8[Tensor, " bytes"]
-
-
-@dataclass(frozen=True)
-class BlockRun:
-    """Whole blocks of a shard: `nbytes` bytes from `offset`, and their SHA-256."""
-
-    shard: str
-    offset: int
-    nbytes: int
-    sha256: str
-
-    @property
-    def label(self) -> str:
-        """A name for people."""
-        return "header"
-
-    @cached_property
-    def chunks(self) -> list[Chunks]:
-        """The read of the whole run, to the start of a buffer."""
-        return in_line([self])
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ import torch
 from pydantic import PlainSerializer, PlainValidator
 from torch import Tensor
 
+from toolkit.storage.chunks import Chunks, in_line
 from toolkit.storage.direct import BLOCK_BYTES
 
 TENSOR_BYTES = 256  # places of tensors within a group are multiples of this
@@ -76,12 +78,23 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Written:
-    """A run of blocks that `write_shard` wrote: its offset from the file's start, and the SHA-256 of its bytes."""
+class BlockRun:
+    """Whole blocks of a shard: `nbytes` bytes from `offset`, and their SHA-256."""
 
+    shard: str
     offset: int
     nbytes: int
     sha256: str
+
+    @property
+    def label(self) -> str:
+        """A name for people."""
+        return "header"
+
+    @cached_property
+    def chunks(self) -> list[Chunks]:
+        """The read of the whole run, to the start of a buffer."""
+        return in_line([self])
 
 
 def layout(tensors: Mapping[str, Tensor | Piece]) -> tuple[dict[str, Piece], int]:
@@ -95,7 +108,7 @@ def layout(tensors: Mapping[str, Tensor | Piece]) -> tuple[dict[str, Piece], int
 
 def write_shard(
     path: Path, groups: Sequence[Mapping[str, Tensor]], prefixes: Sequence[str], metadata: Mapping[str, str]
-) -> list[Written]:
+) -> list[BlockRun]:
     """Write groups of tensors and wait until the disk has them. The header names each tensor `<prefix><name>`.
 
     Returns the run of the header, then one for each group, in order.
@@ -104,14 +117,14 @@ def write_shard(
     header = _header([layout(tensors) for tensors in groups], prefixes, metadata)
     with open(path, "xb", buffering=0) as stream:
         _write_all(stream, header)
-        runs, offset = [Written(0, len(header), hashlib.sha256(header).hexdigest())], len(header)
+        runs, offset = [BlockRun(path.name, 0, len(header), hashlib.sha256(header).hexdigest())], len(header)
         for tensors in groups:
             digest = hashlib.sha256()
             for part in _parts(tensors):
                 _write_all(stream, part)
                 digest.update(part)
             nbytes = stream.tell() - offset
-            runs.append(Written(offset, nbytes, digest.hexdigest()))
+            runs.append(BlockRun(path.name, offset, nbytes, digest.hexdigest()))
             offset += nbytes
         os.fsync(stream.fileno())
         os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # later reads bypass the page cache

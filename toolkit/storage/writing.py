@@ -19,7 +19,7 @@ from toolkit.formats import Packed
 from toolkit.storage import index
 from toolkit.storage.index import MODEL_FOLDER, Index, Shard
 from toolkit.storage.runs import OpRun, RestRun
-from toolkit.storage.shards import PADDING, Written, layout, write_shard
+from toolkit.storage.shards import PADDING, BlockRun, layout, write_shard
 
 VARIANT = r"[a-z0-9_-]+"
 REST_BYTES = 256 << 20  # a shard of other tensors holds at most this much, or one larger tensor; one is held at a time
@@ -86,7 +86,7 @@ class _Shards:
         self.folder = folder
         self.written: dict[str, Shard] = {}
 
-    def add(self, file: str, groups: list[Mapping[str, Tensor]], prefixes: list[str], variant: str) -> list[Written]:
+    def add(self, file: str, groups: list[Mapping[str, Tensor]], prefixes: list[str], variant: str) -> list[BlockRun]:
         if file in self.written:
             raise UserError(f"{file} would be written twice: ops of one layer and variant must follow each other")
         nbytes = sum(layout(tensors)[1] for tensors in groups)
@@ -106,13 +106,12 @@ def _write_ops(shards: _Shards, ops: Iterable[Op]) -> tuple[OpRun, ...]:
 def _write_layer(shards: _Shards, file: str, group: list[Op]) -> list[OpRun]:
     _check_group(group)
     written = shards.add(file, [op.tensors for op in group], [f"{op.op}." for op in group], group[0].variant)
-    return [_op_run(op, file, place) for op, place in zip(group, written, strict=True)]
+    return [_op_run(op, place) for op, place in zip(group, written, strict=True)]
 
 
-def _op_run(op: Op, file: str, place: Written) -> OpRun:
+def _op_run(op: Op, place: BlockRun) -> OpRun:
     pieces, _ = layout(op.tensors)
     return OpRun(
-        file,
         **vars(place),
         layer=op.layer,
         op=op.op,
@@ -143,7 +142,7 @@ def _write_rest(shards: _Shards, rest: Iterable[tuple[str, Tensor]]) -> tuple[Re
         file = f"rest-{number:03d}.safetensors"
         groups = [{name: tensor} for name, tensor in batch.items()]
         for group, place in zip(groups, shards.add(file, groups, [""] * len(groups), "rest"), strict=True):
-            runs.append(RestRun(file, **vars(place), name=next(iter(group)), pieces=layout(group)[0]))
+            runs.append(RestRun(**vars(place), name=next(iter(group)), pieces=layout(group)[0]))
     return tuple(runs)
 
 

@@ -1,10 +1,10 @@
 """The base of all readers: reads are done one at a time, in the order asked for, and files are checked afterwards."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import UInt8
@@ -17,7 +17,7 @@ from toolkit.storage.direct import BLOCK_BYTES, StoredFile, open_unchanged
 Target = UInt8[np.ndarray, " bytes"] | UInt8[Tensor, " bytes"]
 
 
-class Reader(ABC):
+class Reader(AbstractContextManager):
     """Reads chunks of files into a buffer. One read at a time has the whole disk; the others wait for it.
 
     `mode` says how reads are really done: "direct" (O_DIRECT, past the page cache), "buffered" (through the page cache,
@@ -61,10 +61,6 @@ class Reader(ABC):
         """Finish the read that is under way, cancel those that wait, and close the files."""
         self._turns.shutdown(cancel_futures=True)
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        """The reader itself."""
-        return self
 
     def __exit__(self, *error) -> None:
         """Close it."""
