@@ -1,6 +1,5 @@
-import contextlib
 import sys
-import types
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -8,7 +7,7 @@ import torch
 from tests.offload.conftest import LAYERS
 from toolkit.errors import UserError
 from toolkit.offload import device
-from toolkit.offload.device import Cuda, open_device
+from toolkit.offload.device import open_device
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.placement import LayerMap
 from toolkit.storage.direct import BLOCK_BYTES
@@ -18,102 +17,50 @@ NO_GPU = not torch.cuda.is_available()
 
 @pytest.mark.skipif(not NO_GPU, reason="there is a GPU")
 def test_no_gpu(packed):
-    for name in ("cuda", "cuda:3"):
-        with pytest.raises(
-            UserError, match=rf"device '{name}' needs a CUDA GPU, and torch sees none; use device='cpu'"
-        ):
-            OffloadedModel.open(packed("llama")[1], device=name)
-
-
-class Stub(types.SimpleNamespace):
-    """torch.cuda with two GPUs: it notes each call, and what it is asked to fail in."""
-
-    def __init__(self):
-        self.calls = []
-        stream = types.SimpleNamespace(synchronize=lambda: self.calls.append("copies are done"))
-        current = types.SimpleNamespace(synchronize=lambda: self.calls.append("work is done"))
-        event = types.SimpleNamespace(record=lambda stream: self.calls.append(("mark", stream is current)))
-        runtime = types.SimpleNamespace(
-            cudaHostRegister=lambda address, nbytes, flags: self.calls.append(("pin", address, nbytes)) or self.pinning,
-            cudaHostUnregister=lambda address: self.calls.append(("unpin", address)),
-        )
-        super().__init__(
-            pinning=0,
-            is_available=lambda: True,
-            device_count=lambda: 2,
-            current_device=lambda: 0,
-            device=lambda chosen: contextlib.nullcontext(),
-            empty_cache=lambda: self.calls.append("kept memory is given back"),
-            mem_get_info=lambda device: (3_000_000, 9_000_000),
-            Stream=lambda device: stream,
-            stream=lambda chosen: _Noted(self.calls, "copy" if chosen is stream else "elsewhere"),
-            current_stream=lambda device: current,
-            synchronize=lambda device: self.calls.append("all is done"),
-            Event=lambda blocking: event,
-            cudart=lambda: runtime,
-        )
-
-
-class _Noted:
-    def __init__(self, calls, name):
-        self.calls, self.name = calls, name
-
-    def __enter__(self):
-        self.calls.append(self.name)
-
-    def __exit__(self, *error):
-        self.calls.append(f"{self.name} given")
+    with pytest.raises(UserError, match="device 'cuda:3' needs a CUDA GPU, and torch sees none; use device='cpu'"):
+        OffloadedModel.open(packed("llama")[1], device="cuda:3")
 
 
 @pytest.fixture
 def stub(monkeypatch):
-    """`Cuda` on a torch that has no GPU: its memory is the host's."""
-    stubbed, empty = Stub(), torch.empty
+    """`Cuda` on a torch that has two GPUs and notes its calls: their memory is the host's."""
+    stubbed, empty = MagicMock(), torch.empty
+    stubbed.is_available.return_value, stubbed.device_count.return_value = True, 2
+    stubbed.current_device.return_value, stubbed.mem_get_info.return_value = 0, (3_000_000, 9_000_000)
+    stubbed.cudart().cudaHostRegister.return_value = 0
     monkeypatch.setattr(torch, "cuda", stubbed)
     monkeypatch.setattr(torch, "empty", lambda *sizes, device=None, **named: empty(*sizes, **named))
     monkeypatch.setattr(device, "find_spec", lambda name: name)
     return stubbed
 
 
-def test_copies_wait_for_themselves_and_not_for_the_work(stub):
-    with open_device("cuda") as gpu:
-        source, target = gpu.pinned_buffer(5000), gpu.empty(5000)
-        source[:] = 7
-        gpu.copy(source, target)
-        assert stub.calls[1:] == ["copy", "copy given", "copies are done"]
-        assert target.eq(7).all()
+def test_memory_is_aligned_and_unpinned_and_copies_wait_for_themselves_alone(stub):
+    with open_device("cuda:1") as gpu:
+        assert str(gpu.torch_device) == "cuda:1"
+        for nbytes in (0, 1, 4096, 5001):
+            source, target = gpu.pinned_buffer(nbytes), gpu.empty(nbytes)
+            source[:] = 7
+            gpu.copy(source, target)
+            assert target.eq(7).all()
+            assert target.numel() == source.nbytes == nbytes
+            assert target.data_ptr() % BLOCK_BYTES == 0 or nbytes == 0
+        assert stub.Stream().synchronize.call_count == 4
+        assert not stub.current_stream().synchronize.called
         gpu.mark()
+        stub.Event().record.assert_called_with(stub.current_stream())
         gpu.wait()
-        assert stub.calls[-2:] == [("mark", True), "work is done"]
-    address = source.ctypes.data
-    assert stub.calls[0] == ("pin", address, 5000)
-    assert stub.calls[-2:] == ["all is done", ("unpin", address)]
-
-
-@pytest.mark.parametrize("nbytes", [0, 1, 4096, 5001])
-def test_memory_starts_on_a_page(stub, nbytes):
-    gpu = Cuda("cuda:1")
-    assert str(gpu.torch_device) == "cuda:1"
-    buffer = gpu.empty(nbytes)
-    assert buffer.numel() == nbytes
-    assert buffer.data_ptr() % BLOCK_BYTES == 0 or nbytes == 0
-    assert gpu.pinned_buffer(nbytes).nbytes == nbytes
+        assert stub.current_stream().synchronize.called
+        assert not stub.cudart().cudaHostUnregister.called
+    assert stub.cudart().cudaHostRegister.call_count == stub.cudart().cudaHostUnregister.call_count == 3
 
 
 def test_memory_that_runs_out(stub, monkeypatch):
     gpu = open_device("cuda")
-
-    def full(*sizes, **named):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(torch, "empty", full)
-    told = r"cuda:0 ran out of memory, with 3\.0 MB free: set device_bytes lower"
-    with pytest.raises(UserError, match=told):
+    monkeypatch.setattr(torch, "empty", MagicMock(side_effect=torch.OutOfMemoryError("CUDA out of memory")))
+    with pytest.raises(UserError, match=r"cuda:0 ran out of memory, with 3\.0 MB free: set device_bytes lower"):
         gpu.empty(5_000_000)
-    with pytest.raises(UserError, match=told), gpu.within_memory():
-        full()
-    assert "kept memory is given back" in stub.calls
-    stub.pinning = 2
+    assert stub.empty_cache.called
+    stub.cudart().cudaHostRegister.return_value = 2
     with pytest.raises(UserError, match=r"5\.0 MB cannot be pinned \(CUDA error 2\): set dram_bytes lower"):
         gpu.pinned_buffer(5_000_000)
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from tests.storage.conftest import SIZES, Part
 from toolkit.errors import UserError, run_command
-from toolkit.formats import decode
 from toolkit.storage import direct as files
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.chunks import Chunks, in_line
@@ -125,20 +124,6 @@ def test_a_read_that_fails_in_one_of_many_threads_stops_the_others(stored, tmp_p
             reader.read([beyond], target)
         reader.read([beyond.at(slice(9))], target)
     assert len(taken) == 1  # the second one alone got through
-
-
-def test_layers_of_a_store_through_two_slots(name, store, weights):
-    slots = [aligned_buffer(store.slot_bytes("endor")) for _ in range(2)]
-    with open_reader(name, store, "endor", chunk_bytes=BLOCK_BYTES) as reader:
-        assert reader.mode in ("direct", "buffered")
-        futures = [reader.submit(store.layer(number, "endor").chunks, slots[number]) for number in range(2)]
-        for number, future in enumerate(futures):
-            future.result()
-            for op, packed in store.layer(number, "endor").view(slots[number]).items():
-                assert torch.equal(decode(packed), weights[number, op])
-        run = store.layer(1, "endor").ops["mlp.up"]
-        reader.read(run.chunks, slots[0])
-        assert torch.equal(decode(run.view(slots[0])), weights[1, "mlp.up"])
 
 
 def test_reads_happen_in_the_order_asked_for(name, stored):
@@ -277,8 +262,6 @@ def test_bad_arguments(name, store, stored):
         READERS[name](stored, chunk_bytes=1000)
     with pytest.raises(UserError, match="0: expected at least 1"):
         READERS[name](stored, **{LANES[name]: 0})
-    with pytest.raises(UserError, match="unknown variant"):
-        open_reader(name, store, "int8")
     with pytest.raises(UserError, match="unknown reader 'mmap'; choose from: aio, kvikio, threads"):
         open_reader("mmap", store)
     assert all(READERS[key].name == key for key in READERS)

@@ -42,7 +42,7 @@ class ByExpert(OnDemand):
         super().__init__(opening, "experts", fits, predictors=opening.demand.predictors)
         outline = mixtures_by_layer(self.model)
         self._slot_bytes = max(run.nbytes for layer in outline for run in store.layer(layer, LAYOUT).ops.values())
-        self._slots = _slots(opening, outline, self._slot_bytes)
+        self._slots = self._take_slots(outline)
         self._reader = opening.stack.enter_context(open_reader(options.disk_reader, store, LAYOUT))
         self.mode = self._reader.mode
 
@@ -59,41 +59,36 @@ class ByExpert(OnDemand):
 
     def _replaced(self, layer: int, arena: np.ndarray) -> ExpertFFN:
         """Put our module in the place of a layer's routed experts, of which only biases stay."""
-        demand, block = self._opening.demand, decoder_blocks(self.model)[layer]
-        experts = block_experts(block, layer)
+        opening, demand, block = self._opening, self._opening.demand, decoder_blocks(self.model)[layer]
+        experts, stored = block_experts(block, layer), opening.store.layer(layer, LAYOUT).ops
         assert experts is not None  # layers with slots have experts
-        slots, recorder = self._slots_of(layer, experts, arena), self._opening.recorder
-        ours = ExpertFFN(layer, slots, products(experts, slots), recorder, bool(demand.window), demand.exact)
+        chosen = demand.residency
+        policy = Lru if chosen is None else lambda units, rows: chosen(layer, units, rows)
+        runs = [stored[op_name(expert)] for expert in range(experts.count)]
+        cache = TwoLevel(experts.count, experts.neurons, len(arena), policy)
+        slots = ExpertSlots(cache, runs, arena, self._reader, opening.recorder, layer)
+        ours = ExpertFFN(layer, slots, products(experts, slots), opening.recorder, bool(demand.window), demand.exact)
         replace_module(block, experts.routed, ours)
         routing = replace(experts, routed=ours)
         ours.router = Router(routing) if demand.routing is None else demand.routing(layer, routing)
         return ours
 
-    def _slots_of(self, layer: int, experts: Experts, arena: np.ndarray) -> ExpertSlots:
-        opening, stored = self._opening, self._opening.store.layer(layer, LAYOUT).ops
-        chosen = opening.demand.residency
-        policy = Lru if chosen is None else lambda units, rows: chosen(layer, units, rows)
-        runs = [stored[op_name(expert)] for expert in range(experts.count)]
-        cache = TwoLevel(experts.count, experts.neurons, len(arena), policy)
-        return ExpertSlots(cache, runs, arena, self._reader, opening.recorder, layer)
+    def _take_slots(self, outline: Mapping[int, Experts]) -> dict[int, int]:
+        """Take all memory from the budget; return how many experts of each layer it holds.
 
-
-def _slots(opening: Opening, outline: Mapping[int, Experts], slot_bytes: int) -> dict[int, int]:
-    """Take all memory from the budget; return how many experts of each layer it holds.
-
-    Layers get the same number, and the first ones what is left. Raises `UserError` for a budget that is too small.
-    """
-    budget = opening.budgets["dram"]
-    least = sum(experts.per_token for experts in outline.values())
-    budget.check(rest=opening.rest_bytes, slots=whole_pages(least * slot_bytes))
-    budget.take(rest=opening.rest_bytes)
-    slots = {layer: experts.per_token for layer, experts in outline.items()}
-    if opening.demand.window:  # else nothing stays
-        whole = int(min(budget.left_bytes, 1 << 62)) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
-        left = whole // slot_bytes - least
-        while left > 0 and (growing := [layer for layer, count in slots.items() if count < outline[layer].count]):
-            for layer in growing[:left]:
-                slots[layer] += 1
-            left -= len(growing[:left])
-    budget.take(slots=whole_pages(sum(slots.values()) * slot_bytes))
-    return slots
+        Layers get the same number, and the first ones what is left.
+        """
+        opening, budget, slot_bytes = self._opening, self._opening.budgets["dram"], self._slot_bytes
+        slots = {layer: experts.per_token for layer, experts in outline.items()}
+        least = sum(slots.values())
+        budget.check(rest=opening.rest_bytes, slots=whole_pages(least * slot_bytes))
+        budget.take(rest=opening.rest_bytes)
+        if opening.demand.window:  # else nothing stays
+            whole = int(min(budget.left_bytes, 1 << 62)) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+            left = whole // slot_bytes - least
+            while left > 0 and (growing := [layer for layer, count in slots.items() if count < outline[layer].count]):
+                for layer in growing[:left]:
+                    slots[layer] += 1
+                left -= len(growing[:left])
+        budget.take(slots=whole_pages(sum(slots.values()) * slot_bytes))
+        return slots

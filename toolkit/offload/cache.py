@@ -67,7 +67,7 @@ class Ring(Cache, AbstractContextManager):
 
     def __init__(self, numbers: Sequence[int], slots: int, staying: Sequence[int] = ()):
         super().__init__(slots + len(staying))
-        self._passing, self._used = slots, None
+        self._slot_count, self._used = slots, None
         self._following = dict(zip(numbers, [*numbers[1:], *numbers[:1]], strict=True))
         self._views: dict[tuple[int, int], Mapping[str, Packed]] = {}
         for slot, number in enumerate(staying, slots):
@@ -92,7 +92,7 @@ class Ring(Cache, AbstractContextManager):
     def slot(self, number: int) -> int:
         """The slot of a layer, which it keeps until the next call. Raises what its fetch raises."""
         if number in self._following:
-            passing = self.held[: self._passing]
+            passing = self.held[: self._slot_count]
             slot = next((at for wanted in (number, None) for at, has in enumerate(passing) if has == wanted), 0)
             self.ahead(number, slot)
             if len(passing) > 1 and (following := self._following[number]) != number:
@@ -104,7 +104,7 @@ class Ring(Cache, AbstractContextManager):
     def go_on(self) -> None:
         """Say that the layer in use is not needed any more, so that its slot takes part in fetching ahead."""
         slot, self._used = self._used, None
-        if self._passing > 1 and slot is not None and (number := self.held[slot]) is not None:
+        if self._slot_count > 1 and slot is not None and (number := self.held[slot]) is not None:
             self.ahead(self._following[self._following[number]], slot)
 
     def close(self) -> None:

@@ -26,23 +26,17 @@ from toolkit.errors import UserError
 MOST_DRAFTED = 24  # tokens a pass
 FIRST_DRAFTED = 4  # in the first pass, when no time and no acceptance is known: the paper's λ
 ROUNDING = 4  # units in the last place of a logit, by which passes over several tokens and over one may differ
+SHARED = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 
 Scores = Float[Tensor, " vocabulary"]
 
 
 @dataclass
 class Speculation:
-    """The counts of a text, without the pass over its prompt.
+    """The counts of a text of `tokens`, without the pass over its prompt: `passes` of the full model, and its seconds.
 
-    Args:
-        passes: of the full model.
-        drafted: tokens that the draft proposed.
-        accepted: tokens of the draft that are part of the text.
-        tokens: of the text.
-        close: tokens of the text whose logit exceeds the second largest by no more than rounding. There the full model
-            might choose the other one in a pass over another number of tokens.
-        draft_s, check_s: seconds of the draft and of the full model.
-        expected: tokens that would have been accepted if the draft's own probabilities were right.
+    At `close` tokens the logit exceeds the second largest by no more than rounding. There the full model might choose
+    the other one in a pass over another number of tokens.
     """
 
     passes: int = 0
@@ -52,7 +46,7 @@ class Speculation:
     close: int = 0
     draft_s: float = 0.0
     check_s: float = 0.0
-    expected: float = 0.0
+    expected: float = 0.0  # tokens that would have been accepted if the draft's own probabilities were right
 
     @property
     def acceptance(self) -> float:
@@ -81,18 +75,13 @@ class Speculation:
 
 def check_draft(model: nn.Module, draft: nn.Module) -> None:
     """Raise `UserError` unless the draft can share the model's key-value cache and vocabulary."""
-    sizes = [_sizes(found.config.get_text_config()) | {"type": found.dtype} for found in (model, draft)]
-    for name, value in sizes[0].items():
-        if sizes[1][name] != value:
+    for name in SHARED:
+        here, there = (getattr(found.config.get_text_config(), name, None) for found in (model, draft))
+        if here != there or model.dtype != draft.dtype:
             raise UserError(
-                f"the draft has {name} {sizes[1][name]}, the model {value}: expected a packed copy of the same model, "
-                "which shares its key-value cache"
+                f"the draft has {name} {there} in {draft.dtype}, the model {here} in {model.dtype}: expected a packed "
+                "copy of the same model, which shares its key-value cache"
             )
-
-
-def _sizes(config) -> dict[str, object]:
-    names = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-    return {name: getattr(config, name, None) for name in names}
 
 
 class Speculative:

@@ -144,14 +144,9 @@ class ExpertFFN(Offloaded):
     Experts are added in the order of their numbers, whatever memory holds, so the result depends on nothing else. If
     the tokens of a prompt need more experts than there are slots, these come in parts.
 
-    Args:
-        layer: its number.
-        slots: the routed experts.
-        products: for each expert, the output of its stored rows for some tokens.
-        recorder: takes the spans.
-        keeps: whether experts stay for the next token; if not, each token reads all that it needs.
-        reloads: whether experts that were not predicted are read all the same. If not, a token goes on with those that
-            were predicted from the layer before, with the weights that the router gives these.
+    `products` give, for each expert, the output of its stored rows for some tokens. Unless it `keeps` experts, each
+    token reads all that it needs. Unless it `reloads`, a token goes on with those that were predicted from the layer
+    before, with the weights that the router gives these.
     """
 
     def __init__(
@@ -199,8 +194,9 @@ class ExpertFFN(Offloaded):
             self.slots.clear()
         self._ahead = None
         total = torch.zeros(x.shape, dtype=torch.float32)
-        for part in self._parts(np.unique(ids.numpy())):
-            self.slots.bring(part)
+        needed, count = np.unique(ids.numpy()), self.slots.cache.slots
+        for first in range(0, len(needed), count):  # in parts that the slots can hold
+            self.slots.bring(part := needed[first : first + count])
             for following in self._following if len(x) == 1 else ():
                 following.look_ahead(x)
             for expert in part.tolist():
@@ -211,12 +207,6 @@ class ExpertFFN(Offloaded):
         if self.reloads or self._ahead is None or len(x) > 1:
             return self.router.choose(x, ids, weights)
         return self._ahead, self.router.weigh(x, self._ahead)
-
-    def _parts(self, needed: Int64[np.ndarray, " needed"]) -> Iterator[Int64[np.ndarray, " part"]]:
-        """The experts in parts that the slots can hold, by their number."""
-        slots = self.slots.cache.slots
-        for first in range(0, len(needed), slots):
-            yield needed[first : first + slots]
 
     def _add(
         self, expert: int, x: Tensor, ids: Tensor, weights: Tensor, total: Float32[Tensor, "tokens hidden"]
@@ -241,12 +231,9 @@ def _product(experts: Experts, number: int, bits: Bits) -> Product:
     if experts.activation is None:
         return partial(_by_linears, experts, number)
     if bits is None:
-        return partial(_by_neuron, Maths(experts.activation, gated=True))
+        maths = Maths(experts.activation, gated=True)
+        return lambda rows, x: ffn_of(rows, None, x, maths)
     return partial(_by_record, experts.activation, bits)
-
-
-def _by_neuron(maths: Maths, rows: Tensor, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens hidden"]:
-    return ffn_of(rows, None, x, maths)
 
 
 def _by_record(activation: str, bits: int, rows: Tensor, x: Float[Tensor, "tokens hidden"]) -> Tensor:

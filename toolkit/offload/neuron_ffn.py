@@ -228,7 +228,8 @@ def ffn_of(
     """The FFN of some neurons, by our kernel for a few tokens and by torch's products for many."""
     if len(x) <= KERNEL_TOKENS:
         return kernel.ffn(rows, x.contiguous(), maths.activation, bias, maths.threshold)
-    return _of_many(rows, bias, x.to(rows.dtype), maths).float()
+    down = rows.unflatten(1, (3 if maths.gated else 2, -1))[:, -1]
+    return (_outputs(rows, bias, x.to(rows.dtype), maths) @ down).float()
 
 
 def fired(
@@ -241,12 +242,6 @@ def fired(
     """The neurons that each token activated among those in some rows, whose `numbers` are given."""
     active = (_outputs(rows, bias, x.to(rows.dtype), maths) != 0).cpu().numpy()
     return [numbers[token] for token in active]
-
-
-def _of_many(rows: Tensor, bias: Tensor | None, x: Float[Tensor, "tokens hidden"], maths: Maths) -> Tensor:
-    """The same by torch's matrix products, in the type of the rows."""
-    down = rows.unflatten(1, (3 if maths.gated else 2, -1))[:, -1]
-    return _outputs(rows, bias, x, maths) @ down
 
 
 def _outputs(rows: Tensor, bias: Tensor | None, x: Float[Tensor, "tokens hidden"], maths: Maths) -> Tensor:

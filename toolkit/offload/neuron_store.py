@@ -26,18 +26,11 @@ ABSENT = -1
 
 @dataclass(eq=False)
 class NeuronReads:
-    """Reads neurons into rows of memory: the `fetch` of a `NeuronStore`.
+    """Reads neurons of the layer `stored` into rows of memory: the `fetch` of a `NeuronStore`.
 
-    Each read is a span of stage `read`. The time between reads inside `managing` is of stage `manage`.
-
-    Args:
-        stored: the layer on disk, by neuron.
-        layer: its number.
-        reader: of the files.
-        buffer: what reads go through where rows are no whole blocks; layers may share it.
-        recorder: takes the spans.
-        most: neurons that one read brings; None brings all at once.
-        gap_bytes: between neurons that are read over, since a request more would take longer.
+    Each read is a span of stage `read`. The time between reads inside `managing` is of stage `manage`. Reads go through
+    `buffer`, which layers may share, where rows are no whole blocks. One read brings `most` neurons (None: all), and
+    reads over gaps of `gap_bytes` between them.
     """
 
     stored: Layer
@@ -53,8 +46,9 @@ class NeuronReads:
         """Read the weights of some neurons, which rise. Raises what `read_neurons` raises."""
         neuron_bytes = self.stored.nbytes // next(iter(self.stored.ops.values())).shape[0]
         self._managed()
-        for first in range(0, len(neurons), self.most or len(neurons)):
-            part = slice(first, first + (self.most or len(neurons)))
+        most = self.most or len(neurons)
+        for first in range(0, len(neurons), most):
+            part = slice(first, first + most)
             begun_s = self.recorder.now_s()
             read_neurons(self.reader, self.stored, neurons[part], rows[part], self.buffer, self.gap_bytes)
             nbytes = len(neurons[part]) * neuron_bytes
@@ -101,7 +95,9 @@ class NeuronStore:
     ):
         rows = residency.rows
         self.residency, self.all_biases, self.fetch = residency, all_biases, fetch
-        self.matrix = _aligned_zeros(rows, width, dtype) if matrix is None else matrix[:rows]
+        if matrix is None:
+            matrix = torch.from_numpy(aligned_buffer(rows * width * dtype.itemsize)).view(dtype).view(rows, width)
+        self.matrix = matrix[:rows]
         self.pointer = np.full(rows, ABSENT)
         self.bias = None if all_biases is None else torch.zeros(rows, dtype=all_biases.dtype)
         self.row_of = np.full(residency.units, ABSENT)
@@ -133,7 +129,12 @@ class NeuronStore:
         staying = np.ones(self.num_used, dtype=bool)
         staying[gone] = False
         holes, movers = gone[gone < left], left + np.flatnonzero(staying[left:])
-        self._move(movers, holes)
+        if len(movers):
+            self.pointer[holes] = self.pointer[movers]
+            move_rows(self.matrix.view(torch.uint8).numpy(), movers, holes)
+            if self.bias is not None:
+                self.bias[torch.from_numpy(holes)] = self.bias[torch.from_numpy(movers)]
+            self.rows_moved += len(movers)
         self.row_of[neurons] = ABSENT
         self.row_of[self.pointer[holes]] = holes
         self.pointer[left : self.num_used] = ABSENT
@@ -157,18 +158,3 @@ class NeuronStore:
         self.pointer.fill(ABSENT)
         self.row_of.fill(ABSENT)
         self.num_used = 0
-
-    def _move(self, movers: Int64[np.ndarray, " moved"], holes: Int64[np.ndarray, " moved"]) -> None:
-        """Copy rows, with what belongs to them, to places that are free."""
-        if not len(movers):
-            return
-        self.pointer[holes] = self.pointer[movers]
-        move_rows(self.matrix.view(torch.uint8).numpy(), movers, holes)
-        if self.bias is not None:
-            self.bias[torch.from_numpy(holes)] = self.bias[torch.from_numpy(movers)]
-        self.rows_moved += len(movers)
-
-
-def _aligned_zeros(rows: int, width: int, dtype: torch.dtype) -> Float[Tensor, "rows width"]:
-    """A matrix that starts on a block. Its pages are touched now."""
-    return torch.from_numpy(aligned_buffer(rows * width * dtype.itemsize)).view(dtype).view(rows, width)

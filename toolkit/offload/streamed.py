@@ -1,6 +1,6 @@
 """Decoder blocks that are streamed whole: on a GPU, in DRAM or on disk, the next one while this one is used."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -18,17 +18,15 @@ from toolkit.offload.strategy import Opening, Strategy
 from toolkit.offload.streamer import Streamer
 from toolkit.offload.uploader import Uploader
 from toolkit.offload.variant import favourite
-from toolkit.policies.placement import LayerMap
 from toolkit.storage.readers import open_reader
-from toolkit.storage.runs import Layer
-from toolkit.storage.store import Store
 
 
 class Streamed(Strategy):
     """Every linear of a decoder block is one whose packed weight is elsewhere; see `Strategy`.
 
     `placement` says where each layer lives. Raises `UserError` for a demand, which only a folder of neurons or experts
-    takes, for a store of another model, and for a budget that is too small.
+    takes, for a store of another model or of integers without scales, for a map of another number of layers or on a
+    GPU that does not compute, and for a budget that is too small.
     """
 
     def __init__(self, opening: Opening):
@@ -41,10 +39,17 @@ class Streamed(Strategy):
             store.verify_files()
         self.model = opening.skeleton(lambda model: store.check_fits(model, way.stored.format))
         layers = store.layers_of(way.stored.format)
-        _check_weights(store, layers)
+        for run in (run for layer in layers for run in layer.ops.values()):
+            if not (run.scales_dtype or run.dtype).is_floating_point:
+                raise UserError(
+                    f"{store.folder}: {run.label} is {run.dtype} without scales, which tells no weight; pack the model "
+                    f"with --int8, or its weights by `Scaled.encode`"
+                )
         fixed = {"scratch": scratch_bytes(layers, way), "rest": opening.rest_bytes}
         self.placement = options.placement or placed(layers, way, budgets, fixed)
-        _check_placement(self.placement, len(layers), options.on_gpu)
+        if len(self.placement.tiers) != len(layers) or (self.placement.device and not options.on_gpu):
+            where = "on the device, in DRAM and" if options.on_gpu else "in DRAM and"
+            raise UserError(f"{self.placement}: expected {len(layers)} layers {where} in storage together")
         budgets[device.tier].take(**fixed)
         if options.on_gpu:  # each tensor is read into DRAM first
             budgets["dram"].check(rest=max((run.nbytes for run in store.index.rest), default=0))
@@ -85,23 +90,6 @@ class Streamed(Strategy):
         self._layer = None
         if isinstance(self._source, Streamer):
             self._source.go_on()
-
-
-def _check_weights(store: Store, layers: Sequence[Layer]) -> None:
-    """Raise `UserError` for int8 matrices without scales: the integers alone are no weights."""
-    for run in (run for layer in layers for run in layer.ops.values()):
-        if not (run.scales_dtype or run.dtype).is_floating_point:
-            raise UserError(
-                f"{store.folder}: {run.label} is {run.dtype} without scales, which tells no weight; pack the model "
-                f"with --int8, or its weights by `Scaled.encode`"
-            )
-
-
-def _check_placement(placement: LayerMap, layers: int, on_gpu: bool) -> None:
-    """Raise `UserError` unless the map places each of so many layers, and none on a GPU that does not compute."""
-    if len(placement.tiers) != layers or (placement.device and not on_gpu):
-        where = "on the device, in DRAM and" if on_gpu else "in DRAM and"
-        raise UserError(f"{placement}: expected {layers} layers {where} in storage together")
 
 
 def _source(opening: Opening, plan: Plan, reader: str) -> tuple[Streamer | Uploader, str]:

@@ -63,22 +63,41 @@ class WholeExperts(Layout):
 
     def expected_bytes(self, model: nn.Module) -> int:
         """The bytes of the stored rows."""
-        pairs = zip(mixtures_by_layer(model).values(), self._bits(model), strict=True)
-        return sum(
-            prod(stored_shape(experts, bits)) * _stored_dtype(experts, bits).itemsize
-            for experts, of_layer in pairs
-            for bits in of_layer
-        )
+        total, pairs = 0, zip(mixtures_by_layer(model).values(), self._bits(model), strict=True)
+        for experts, of_layer in pairs:
+            itemsize = experts.linears[0].down.weight.itemsize
+            total += sum(prod(stored_shape(experts, bits)) * (1 if bits else itemsize) for bits in of_layer)
+        return total
 
     def about(self, model: nn.Module) -> Mapping[str, object]:
         """The method."""
         return {"method": "experts"}
 
     def _bits(self, model: nn.Module) -> list[list[Bits]]:
-        return _bits_of(self.bits, mixtures_by_layer(model))
+        """The bits of each expert of each layer. Raises `UserError` for numbers that do not fit."""
+        bits, layers = self.bits, mixtures_by_layer(model)
+        counts = [experts.count for experts in layers.values()]
+        chosen = [[bits] * count for count in counts] if bits is None or isinstance(bits, int) else [*map(list, bits)]
+        if [len(of_layer) for of_layer in chosen] != counts:
+            raise UserError(f"bits of {[*map(len, chosen)]} experts by layer: the model has {counts}")
+        for of_expert in {each for of_layer in chosen for each in of_layer}:
+            if isinstance(of_expert, bool) or of_expert not in BITS:
+                raise unknown("number of bits", of_expert, BITS)
+        for (layer, experts), of_layer in zip(layers.items(), chosen, strict=True):
+            if any(of_layer) and not experts.activation:
+                raise UserError(
+                    f"block {layer} ({type(experts.module).__name__}): its experts are more than down(act(gate) · up), "
+                    "so they have no records of few bits: store them in 16"
+                )
+        return chosen
 
-    def _rows(self, layer: int, experts: Experts, expert: int, bits: Bits) -> Tensor:
-        return expert_rows(experts, expert, bits)
+    def _rows(self, layer: int, experts: Experts, expert: int, bits: Bits) -> Shaped[Tensor, "rows width"]:
+        """An expert as it is stored: in the model's type, or records of few bits as int8."""
+        if bits is not None:
+            return neuron_records.encode(*experts.matrices(expert), bits).view(torch.int8)
+        if experts.activation:
+            return torch.cat(experts.matrices(expert), dim=1)
+        return torch.cat([weight.detach().flatten() for weight in _weights(experts, expert)])[None]
 
 
 @dataclass(frozen=True)
@@ -90,15 +109,6 @@ class RandomExperts(WholeExperts):
     def _rows(self, layer: int, experts: Experts, expert: int, bits: Bits) -> Tensor:
         seed = layer * experts.count + expert
         return random_records(experts.neurons, experts.hidden, bits, seed).view(torch.int8)
-
-
-def expert_rows(experts: Experts, expert: int, bits: Bits) -> Shaped[Tensor, "rows width"]:
-    """An expert as it is stored: in the model's type, or records of few bits as int8."""
-    if bits is not None:
-        return neuron_records.encode(*experts.matrices(expert), bits).view(torch.int8)
-    if experts.activation:
-        return torch.cat(experts.matrices(expert), dim=1)
-    return torch.cat([weight.detach().flatten() for weight in _weights(experts, expert)])[None]
 
 
 def stored_shape(experts: Experts, bits: Bits) -> tuple[int, int]:
@@ -139,25 +149,3 @@ def check_fits(store: Store, model: nn.Module) -> None:
         known = [bits_of(stored[name], experts.hidden) if name in stored else None for name in names]
         ops[layer] = {name: stored_shape(experts, bits) for name, bits in zip(names, known, strict=True)}
     store.check_holds(model, LAYOUT, ops, expert_weights(model))
-
-
-def _stored_dtype(experts: Experts, bits: Bits) -> torch.dtype:
-    return experts.linears[0].down.weight.dtype if bits is None else torch.int8
-
-
-def _bits_of(bits: Bits | Sequence[Sequence[Bits]], layers: Mapping[int, Experts]) -> list[list[Bits]]:
-    """The bits of each expert of each layer. Raises `UserError` for numbers that do not fit."""
-    counts = [experts.count for experts in layers.values()]
-    chosen = [[bits] * count for count in counts] if bits is None or isinstance(bits, int) else [*map(list, bits)]
-    if [len(of_layer) for of_layer in chosen] != counts:
-        raise UserError(f"bits of {[*map(len, chosen)]} experts by layer: the model has {counts}")
-    for of_expert in {each for of_layer in chosen for each in of_layer}:
-        if isinstance(of_expert, bool) or of_expert not in BITS:
-            raise unknown("number of bits", of_expert, BITS)
-    for (layer, experts), of_layer in zip(layers.items(), chosen, strict=True):
-        if any(of_layer) and not experts.activation:
-            raise UserError(
-                f"block {layer} ({type(experts.module).__name__}): its experts are more than down(act(gate) · up), so "
-                "they have no records of few bits: store them in 16"
-            )
-    return chosen

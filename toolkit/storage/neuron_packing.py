@@ -59,27 +59,24 @@ class Neurons(Layout):
         return config
 
 
-def check_packable(model: nn.Module) -> None:
-    """Raise `UserError` for a model with an FFN that bundles cannot hold, or whose activation has no kernel."""
+def check_packable(model: nn.Module) -> list[FFN]:
+    """The FFNs. Raise `UserError` for one that bundles cannot hold, or whose activation has no kernel.
+
+    Bundles have no place for a bias of a gate, or of an up projection beside it.
+    """
     ffns = decoder_ffns(model)
-    check_supported(ffns)
-    for ffn in ffns:
-        known_activation(ffn)
-
-
-def check_supported(ffns: Sequence[FFN]) -> None:
-    """Raise `UserError` for an FFN whose gate or up projection beside it has a bias: bundles have no place for them."""
     for number, ffn in enumerate(ffns):
         if ffn.gate is not None and not ffn.gate.bias is ffn.up.bias is None:
             raise UserError(
                 f"block {number}: its FFN has a gate and biases; choose a method of all linears, such as spqr"
             )
+        known_activation(ffn)
+    return ffns
 
 
 def check_fits(store: Store, model: nn.Module) -> None:
     """Raise `UserError` unless a store of `Neurons` is of this model, which may be on the device "meta"."""
-    ffns = decoder_ffns(model)
-    check_supported(ffns)
+    ffns = check_packable(model)
     block = BLOCK_BYTES // next(run.dtype for run in store.index.ops).itemsize
     shapes = [(ffn.neurons, -(-width(ffn) // block) * block) for ffn in ffns]
     ops = {layer: {"ffn.bundle": shape} for layer, shape in enumerate(shapes)}

@@ -1,8 +1,8 @@
 """Packing a model as a store: some weights as ops of a layout, and all other tensors as they are.
 
-pack(model, folder, Linears(("endor", "dense")), "smollm2-135m", tokenizer)
-pack(model, folder, Neurons(thresholds), "smollm2-135m", tokenizer)       # of toolkit.storage.neuron_packing
-pack(model, folder, WholeExperts(bits=4), "mixtral", tokenizer)           # of toolkit.storage.experts
+pack_model(model, folder, Linears(("endor", "dense")), "smollm2-135m", tokenizer)
+pack_model(model, folder, Neurons(thresholds), "smollm2-135m", tokenizer)       # of toolkit.storage.neuron_packing
+pack_model(model, folder, WholeExperts(bits=4), "mixtral", tokenizer)           # of toolkit.storage.experts
 """
 
 import contextlib
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
-from toolkit.formats import FORMATS, FormatError, Packed, decode, encode, expected_nbytes
+from toolkit.formats import FORMATS, Packed, decode, encode, expected_nbytes
 from toolkit.models import decoder_blocks, decoder_linears
-from toolkit.models.head import HEAD, TILE, head_parts, linears_by_layer, rows_of_part, untied_head
+from toolkit.models.head import HEAD, head_parts, linears_by_layer, rows_of_part, untied_head
 from toolkit.models.plain import plain
 from toolkit.models.skeleton import check_reopens
 from toolkit.progress import progress
@@ -190,14 +190,6 @@ def pack_model(
 def linear_weights(model: nn.Module) -> list[Tensor]:
     """The weights of all decoder linears."""
     return [linear.weight for layer in linears_by_layer(model, None) for linear in layer.values()]
-
-
-def head_rows(store_record: Mapping[str, object], folder: Path) -> int | None:
-    """The rows of a part of the head by a store's record of the model. Raises `FormatError` for no number of rows."""
-    rows = store_record.get(HEAD_ROWS)
-    if rows is None or (isinstance(rows, int) and not isinstance(rows, bool) and rows >= TILE):
-        return rows
-    raise FormatError(f"{folder}: {HEAD_ROWS} is {rows!r:.99}; expected a number of rows, at least {TILE}")
 
 
 def tensors_beside(model: nn.Module, weights: Iterable[Tensor]) -> dict[str, Tensor]:

@@ -24,12 +24,12 @@ from toolkit.errors import UserError, unknown
 from toolkit.files import check_memory, file_sha256, path_of
 from toolkit.formats import FormatError
 from toolkit.models import decoder_blocks
-from toolkit.models.head import HEAD, head_parts, linears_by_layer
+from toolkit.models.head import HEAD, TILE, head_parts, linears_by_layer
 from toolkit.records import line
 from toolkit.storage import index
 from toolkit.storage.direct import StoredFile
 from toolkit.storage.index import MODEL_FOLDER, Index
-from toolkit.storage.packing import head_rows, linear_weights, tensors_beside
+from toolkit.storage.packing import HEAD_ROWS, linear_weights, tensors_beside
 from toolkit.storage.runs import Layer, OpRun, in_order, views
 from toolkit.storage.shards import BlockRun
 
@@ -76,7 +76,10 @@ class Store:
     @property
     def head_rows(self) -> int | None:
         """The rows of each part of the head, which are layers after the last block; None if it is not packed."""
-        return head_rows(self.model, self.folder)
+        rows = self.model.get(HEAD_ROWS)
+        if rows is None or (isinstance(rows, int) and not isinstance(rows, bool) and rows >= TILE):
+            return rows
+        raise FormatError(f"{self.folder}: {HEAD_ROWS} is {rows!r:.99}; expected a number of rows, at least {TILE}")
 
     @cached_property
     def layers(self) -> Mapping[tuple[int, str], Layer]:

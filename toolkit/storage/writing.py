@@ -103,26 +103,23 @@ def _write_ops(shards: _Shards, ops: Iterable[Op]) -> tuple[OpRun, ...]:
     return tuple(runs)
 
 
-def _write_layer(shards: _Shards, file: str, group: list[Op]) -> list[OpRun]:
+def _write_layer(shards: _Shards, file: str, group: list[Op]) -> Iterator[OpRun]:
     _check_group(group)
     written = shards.add(file, [op.tensors for op in group], [f"{op.op}." for op in group], group[0].variant)
-    return [_op_run(op, place) for op, place in zip(group, written, strict=True)]
-
-
-def _op_run(op: Op, place: BlockRun) -> OpRun:
-    pieces, _ = layout(op.tensors)
-    return OpRun(
-        **vars(place),
-        layer=op.layer,
-        op=op.op,
-        variant=op.variant,
-        format=op.packed.name,
-        format_version=op.packed.version,
-        dtype=op.packed.dtype,
-        shape=tuple(op.packed.shape),
-        pieces={name: pieces[name] for name in op.packed.tensors},
-        extras={name: pieces[name] for name in op.extras},
-    )
+    for op, place in zip(group, written, strict=True):
+        pieces, packed = layout(op.tensors)[0], op.packed
+        yield OpRun(
+            **vars(place),
+            layer=op.layer,
+            op=op.op,
+            variant=op.variant,
+            format=packed.name,
+            format_version=packed.version,
+            dtype=packed.dtype,
+            shape=tuple(packed.shape),
+            pieces={name: pieces[name] for name in packed.tensors},
+            extras={name: pieces[name] for name in op.extras},
+        )
 
 
 def _check_group(group: list[Op]) -> None:
