@@ -19,9 +19,9 @@ CHECKED = ("costs", "measure", "models", "offload", "policies", "quality", "quan
 SLOW = """
 sweep/sweep offload/families kernels/cuda kernels/products tests/command_line tests/benchmarks offload/expert_model
 offload/model studies/expert_race kernels/neuron_records recovery/embedded offload/draft kernels/ptx hostile/hostile
-offload/neuron_model quantization/spqr offload/hot_neurons papers/endor kernels/spqr offload/uploader offload/int8
+offload/neuron_model quantization/spqr offload/hot_neurons papers/endor kernels/spqr offload/uploader offload/quantised
 offload/layouts measure/race models/models kernels/bitmap tests/explorers measure/airllm kernels/neurons offload/head
-papers/endor_passes offload/spqr quality/tasks evidence/report tests/starts planner/sizes offload/batches
+papers/endor_passes quality/tasks evidence/report tests/starts planner/sizes offload/batches
 kernels/parallel papers/operations sweep/lab offload/close evidence/tables kernels/compiled policies/residencies
 papers/spqr_forward sparsity/prune kernels/csr tests/wheel offload/single_token papers/corm predictors/kinds
 offload/new_format costs/hot_cold measure/side_by_side offload/logit_check planner/neurons recovery/distillation

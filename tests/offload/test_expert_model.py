@@ -14,7 +14,6 @@ from toolkit.errors import UserError
 from toolkit.models import decoder_blocks
 from toolkit.models.experts import decoder_experts, mixtures_by_layer
 from toolkit.offload.expert_ffn import ExpertSlots, RecordedRouter, Router
-from toolkit.policies.placement import LayerMap
 from toolkit.policies.residencies import Lfu
 from toolkit.quantization import neuron_records
 from toolkit.storage.experts import WholeExperts, expert_weights
@@ -245,22 +244,6 @@ def test_a_folder_of_another_model_is_refused(mixtral, tmp_path):
         with pytest.raises(UserError, match=match):
             opened(folder, verify=False)
         config.write_text(content, encoding="utf-8")
-
-
-def test_what_experts_do_not_have_is_refused(mixtral, tmp_path):
-    refused = {"method": "endor", "placement": LayerMap(0, 0, 4), "predictors": [None] * 4}
-    for name, value in refused.items():
-        with pytest.raises(UserError, match=f"{name}=.*holds experts, which the CPU reads and uses; leave it out"):
-            opened(mixtral.folder, **{name: value})
-    from tests.offload.conftest import pruned
-
-    with pytest.raises(UserError, match="is no mixture of experts"):
-        pack_model(pruned("llama"), tmp_path / "store", WholeExperts())
-    with pytest.raises(UserError, match="unknown number of bits"):
-        pack_model(mixtral.model, tmp_path / "store", WholeExperts(3))
-    with pytest.raises(UserError, match=r"bits of \[6\] experts by layer: the model has \[6, 6, 6, 6\]"):
-        pack_model(mixtral.model, tmp_path / "store", WholeExperts([[4] * 6]))
-    assert not (tmp_path / "store").exists()
 
 
 def test_all_but_the_routed_experts_stay_in_memory(packed):

@@ -194,19 +194,6 @@ def test_predictors_with_a_state_learn_of_hot_neurons_too(llama, gpu):
         assert differ <= 0.001 * sum(map(len, alone))  # outputs at the threshold, summed in another order
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({}, "does not say which neurons are used most: pack it again, or give usage="),
-        ({"usage": drawn_usage()[1:]}, r"usage of \[1100, 1100, 1100\] neurons, by layer: expected \[1100, 1100,"),
-        ({"usage": drawn_usage(), "reader": "kvikio"}, "reader='kvikio': .* holds neurons"),
-    ],
-)
-def test_what_cannot_be_is_refused(llama, gpu, options, told):
-    with pytest.raises(UserError, match=told):
-        opened(llama.folder, device="cuda", **options)
-
-
 def test_usage_that_was_packed_with_the_model_is_taken(llama, gpu, tmp_path):
     save = lambda place: save_usage(place / USAGE, "tiny", drawn_usage())  # noqa: E731
     thresholds, settings = Neurons(llama.thresholds.tolist()), {"files": save}
@@ -218,8 +205,14 @@ def test_usage_that_was_packed_with_the_model_is_taken(llama, gpu, tmp_path):
             chosen.append(ours.strategy.hot)
     assert all(np.array_equal(one, other) for one, other in zip(*chosen, strict=True))
     pack_model(llama.model, tmp_path / "other", thresholds, "large", **settings)
-    with pytest.raises(UserError, match="usage of neurons of model 'tiny'; expected 'large'"):
-        opened(tmp_path / "other", **budget)
+    for folder, options, told in [
+        (tmp_path / "other", {}, "usage of neurons of model 'tiny'; expected 'large'"),
+        (llama.folder, {}, "does not say which neurons are used most: pack it again, or give usage="),
+        (llama.folder, {"usage": drawn_usage()[1:]}, r"usage of \[1100, 1100, 1100\] neurons, by layer: expected"),
+        (llama.folder, {"usage": drawn_usage(), "reader": "kvikio"}, "reader='kvikio': .* holds neurons"),
+    ]:
+        with pytest.raises(UserError, match=told):
+            opened(folder, **budget, **options)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -125,6 +125,23 @@ def test_after_control_c_the_model_works(case, monkeypatch):
             assert case.is_right(ours)
 
 
+def test_options_that_the_layout_does_not_have_are_refused(case):
+    neurons, layers = "predictors" in case.settings, "method" in case.settings
+    wrong = [({"window": -1}, "window of -1 tokens: expected 0 or more")]
+    if layers:
+        wrong += [({"predictors": [None] * LAYERS}, "no neurons or experts")]
+    else:
+        not_streamed = {"method": "endor", "placement": ON_DISK["placement"]}
+        not_streamed |= {} if neurons else {"predictors": [None] * LAYERS}
+        told = "holds (neurons|experts), which the CPU reads and uses; leave it out"
+        wrong += [({name: value}, f"{name}=.*{told}") for name, value in not_streamed.items()]
+    if neurons:
+        wrong += [({"predictors": case.settings["predictors"][1:]}, "3 predictors for 4 layers")]
+    for options, told in wrong:
+        with pytest.raises(UserError, match=told):
+            case.open(**options)
+
+
 def test_a_killed_run_harms_nothing(case, tmp_path):
     run_and_kill(case.folder, tmp_path / "ready")
     with case.open() as ours:

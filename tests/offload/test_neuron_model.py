@@ -11,7 +11,6 @@ from toolkit.errors import UserError
 from toolkit.models.activation import activation_name
 from toolkit.models.ffn import decoder_ffns
 from toolkit.offload.by_neuron import PREDICTORS
-from toolkit.policies.placement import LayerMap
 from toolkit.policies.residencies import Lru
 from toolkit.predictors import CopyLast, Gate, Oracle, save_predictors
 from toolkit.predictors.weightless import FromTrace
@@ -132,14 +131,6 @@ def test_what_is_read_and_held(llama):
         assert matrices <= ours.budgets["dram"].taken["neurons"] <= matrices + 2 * HUGE_PAGE_BYTES
 
 
-def test_predictors_of_another_model_are_refused(llama, tmp_path):
-    with pytest.raises(UserError, match="3 predictors for 4 layers"):
-        opened(llama.folder, predictors=llama.predictors[1:])
-    small = decoder_ffns(pruned("llama"))[0]
-    with pytest.raises(UserError, match="predictor of layer 0 is for 70 neurons"):
-        opened(llama.folder, predictors=[Exact(0.0, small, "silu"), *llama.predictors[1:]])
-
-
 def test_predictors_that_were_packed_with_the_model_are_used(llama, tmp_path):
     gates = [Gate.of(ffn, "silu", 0.1) for ffn in decoder_ffns(llama.model)]
     save = lambda place: save_predictors(place / PREDICTORS, "tiny", [*gates[:3], None])  # noqa: E731
@@ -153,28 +144,6 @@ def test_predictors_that_were_packed_with_the_model_are_used(llama, tmp_path):
     pack_model(llama.model, tmp_path / "other", thresholds, "large", **settings)
     with pytest.raises(UserError, match="predictors of model 'tiny'; expected 'large'"):
         opened(tmp_path / "other")
-
-
-def test_a_folder_without_neurons_and_an_ffn_with_biases_beside_a_gate_are_refused(tmp_path):
-    from toolkit.storage.packing import pack_model
-
-    pack_model(pruned("llama"), tmp_path / "packed")
-    with pytest.raises(UserError, match="no neurons or experts"):
-        opened(tmp_path / "packed", predictors=[None] * 4)
-    model, config, sizes = FAMILIES["llama"]
-    with pytest.raises(UserError, match="a gate and biases"):
-        pack_model(pruned((model, config, sizes | {"mlp_bias": True})), tmp_path / "neurons", Neurons())
-    with pytest.raises(UserError, match="2 thresholds for 4 decoder blocks"):
-        pack_model(pruned("llama"), tmp_path / "neurons", Neurons([0.1, 0.2]))
-    assert not (tmp_path / "neurons").exists()
-
-
-def test_options_of_whole_layers_are_refused(llama):
-    for name, value in {"method": "endor", "placement": LayerMap(0, 0, 4)}.items():
-        with pytest.raises(UserError, match=f"{name}=.*holds neurons, which the CPU reads and uses; leave it out"):
-            opened(llama.folder, **{name: value})
-    with pytest.raises(UserError, match="window of -1 tokens: expected 0 or more"):
-        opened(llama.folder, window=-1)
 
 
 def test_a_predictor_with_a_state_starts_with_the_prompt_and_observes_each_token(llama):

@@ -8,11 +8,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, OPTConfig
 
+from tests.models.test_experts import mixtures
 from toolkit.errors import UserError
 from toolkit.formats import decode, encode
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.storage import writing
 from toolkit.storage.buffers import aligned_buffer
+from toolkit.storage.experts import WholeExperts
+from toolkit.storage.neuron_packing import Neurons
 from toolkit.storage.packing import Linears, linear_weights, pack_model, tensors_beside
 from toolkit.storage.readers import open_reader
 from toolkit.storage.store import Store
@@ -102,8 +105,8 @@ def llama(**changes):
 
 
 OTHER = {
-    "another family": (CONFIGS["opt"], "self_attn.o_proj|fc1"),
-    "fewer layers": (llama(num_hidden_layers=2), "3 layers in variant 'endor'"),
+    "another family": (CONFIGS["opt"], r"layer 0 self_attn.k_proj of shape \(8, 16\).*\(16, 16\)"),
+    "fewer layers": (llama(num_hidden_layers=2), r"layer 2 .* of shape \(16, 16\).* None"),
     "a wider FFN": (llama(intermediate_size=48), r"shape \(16, 40\).*\(16, 48\)"),
     "more words": (llama(vocab_size=62), r"embed_tokens.weight of shape \(61, 16\).*\(62, 16\)"),
     "a head of its own": (llama(tie_word_embeddings=False), r"lm_head.weight of shape None.*\(61, 16\)"),
@@ -112,9 +115,18 @@ OTHER = {
 
 @pytest.mark.parametrize("config", [CONFIGS["llama"]], ids=["llama"])
 def test_another_model_and_bad_variants_are_refused(tmp_path, model):
-    for variants, told in [(("coo",), "unknown format 'coo'"), ((), "no variant to pack")]:
+    biased, mixture = AutoModelForCausalLM.from_config(llama(mlp_bias=True)), mixtures("Mixtral")
+    for packed, layout, told in [
+        (model, Linears(("coo",)), "unknown format 'coo'"),
+        (model, Linears(()), "no variant to pack"),
+        (model, Neurons([0.1, 0.2]), "2 thresholds for 3 decoder blocks"),
+        (biased, Neurons(), "a gate and biases"),
+        (model, WholeExperts(), "is no mixture of experts"),
+        (mixture, WholeExperts(3), "unknown number of bits"),
+        (mixture, WholeExperts([[4] * 6]), r"bits of \[6\] experts by layer: the model has \[6, 6\]"),
+    ]:
         with pytest.raises(UserError, match=told):
-            pack_model(model, tmp_path / "s", Linears(variants))
+            pack_model(packed, tmp_path / "s", layout)
     assert list(tmp_path.iterdir()) == []
     pack_model(model, tmp_path / "s", name="tiny")
     for other, told in OTHER.values():

@@ -73,12 +73,8 @@ class RecordedRouter(Router):
 class ExpertSlots(Cache):
     """The experts of one layer that are in memory: each in a slot of its own, where the disk has put it (CORM, 4.3).
 
-    If a read fails, nothing is held any more.
-
-    Args:
-        cache: decides which of the layer's experts stay, and counts.
-        runs: each expert on disk.
-        arena: a slot a row; each starts on a block and holds the largest expert.
+    `cache` decides which of them stay, and counts. The rows of `arena` are the slots: each starts on a block and holds
+    the largest expert. If a read fails, nothing is held any more.
     """
 
     def __init__(

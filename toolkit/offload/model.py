@@ -52,11 +52,10 @@ STRATEGIES: dict[str, Callable[[Opening], Strategy]] = {
 class OffloadedModel(AbstractContextManager):
     """A decoder-only Hugging Face model whose decoder weights stay packed or by neuron: on a GPU, in DRAM or on disk.
 
-    `model` is the model itself, on `device`. Everything that runs it (`generate`, `toolkit.quality`) brings the
-    weights. One thread runs it at a time, since layers share buffers; a second one gets a `UserError`. Norms, biases
-    and the head stay in the memory of `device`, and input embeddings where they are the head's matrix or on a GPU; else
-    their rows are read (`toolkit.offload.embedding`). `budgets` are those of the tiers "dram" and "device".
-    `speculation` counts what the last text with a draft took.
+    `model` is the model itself, on `device`. One thread runs it at a time, since layers share buffers; a second one
+    gets a `UserError`. Norms, biases and the head stay in the memory of `device`, and input embeddings where they are
+    the head's matrix or on a GPU; else their rows are read (`toolkit.offload.embedding`). `budgets` are those of the
+    tiers "dram" and "device". `speculation` counts what the last text with a draft took.
     """
 
     store: Store
@@ -127,11 +126,9 @@ class OffloadedModel(AbstractContextManager):
     ) -> Tensor:
         """Hugging Face's `generate`, without gradients. Tensors are moved to the device first.
 
-        With a `draft`, an opened packed copy of this model, the draft proposes tokens and this model checks several in
-        one pass (`toolkit.offload.draft`); `speculation` counts them. `draft_tokens` are proposed a pass; None
-        proposes tokens while a further one is worth its time.
-
-        Raises `UserError` if another thread runs or closes this model, and for a draft of another model.
+        A `draft`, an opened packed copy of this model, proposes `draft_tokens` a pass (None: while a further one is
+        worth its time), and this model checks them in one pass (`toolkit.offload.draft`). Raises `UserError` if another
+        thread runs or closes this model, and for a draft of another model.
         """
         if draft is not None:
             named["custom_generate"] = self._with(draft, draft_tokens, named.get("streamer"))

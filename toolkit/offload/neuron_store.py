@@ -69,19 +69,16 @@ class NeuronReads:
 class NeuronStore:
     """Bundles of neurons in memory: each row is the gate row, if any, the up row and the down column of one neuron.
 
-    The names are the paper's:
+    `residency` decides which neurons these are. The names are the paper's:
 
-    - `matrix` [rows, width]: the bundles, preallocated, aligned so that direct reads can fill it.
+    - `matrix` [rows, width]: the bundles, preallocated, aligned so that direct reads can fill it. Stores that share one
+      `clear` before each use.
     - `pointer` [rows]: which neuron each row holds.
     - `bias` [rows]: its bias of the up projection, or None; those of all neurons stay in memory, `all_biases`.
     - `num_used`: rows in use.
     - `rows_moved`: rows that deletions have copied so far. Each deleted neuron moves at most one.
 
-    `residency` decides which neurons these are. `matrix` can be given; stores that share one must not use it at the
-    same time, and `clear` before each use.
-
-    `fetch(neurons, rows)` writes the bundles of some neurons to as many rows of the matrix. If it raises, nothing is
-    held any more, and the next token loads all that it needs.
+    If `fetch` raises, nothing is held any more, and the next token loads all that it needs.
     """
 
     def __init__(

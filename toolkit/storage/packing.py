@@ -66,8 +66,7 @@ class Layout(ABC):
 class Linears(Layout):
     """Each decoder linear by itself, for layers that are streamed whole.
 
-    `forms` are names of formats, or a function that packs a weight for each variant (`Scaled.encode` for int8). Prune
-    the model first, so that it becomes smaller.
+    `forms` are names of formats, or a function that packs a weight for each variant (`Scaled.encode` for int8).
     """
 
     forms: Mapping[str, Pack] | tuple[str, ...] = ("endor",)

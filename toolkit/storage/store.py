@@ -131,9 +131,7 @@ class Store:
         return {layer.shard: self.shards[layer.shard] for layer in layers}
 
     def rest(self, without: Collection[str | None] = ()) -> Iterator[tuple[str, Tensor]]:
-        """The tensors that are no op's weight, with their names, one at a time. Each checksum is compared.
-
-        Tensors that `without` names are left out.
+        """The tensors that are no op's weight, but those of the names `without`, one at a time, each with its name.
 
         Raises `FormatError` for a damaged tensor, and `ChangedError` if its shard was replaced or cut meanwhile.
         """
@@ -142,11 +140,10 @@ class Store:
                 yield run.name, views(run.pieces, self._content(run))[run.name]
 
     def verify(self, *variants: str) -> None:
-        """Read every byte, compare checksums, and check that each packed weight agrees with itself.
+        """Read every byte, compare checksums, and check that each packed weight of these variants agrees with itself.
 
-        With `variants`, the weights of the others are left out. Checksums find damage, and the checks of the formats
-        what a faulty or hostile writer has signed. One weight is held in memory at a time. Raises `FormatError`, which
-        names the file and the damaged part, and `ChangedError` for a replaced or cut file.
+        Checksums find damage, and the checks of the formats what a faulty or hostile writer has signed. Raises
+        `FormatError`, which names the file and the damaged part, and `ChangedError` for a replaced or cut file.
         """
         self.verify_files()
         others = {id(run) for run in self.index.ops if variants and run.variant not in variants}
@@ -188,11 +185,7 @@ class Store:
                 raise FormatError(f"{path}: damaged: it does not match its checksum; pack the model again")
 
     def check_fits(self, model: nn.Module, variant: str) -> None:
-        """Raise `UserError` unless this store holds every linear of the model's decoder blocks, in its shape.
-
-        The other tensors of the model are compared with `rest`. Types need not be the same, but integers stay integers.
-        The model may be on the device "meta".
-        """
+        """Raise `UserError` unless this store holds every linear of the model, which may be on the device "meta"."""
         ops = dict(enumerate(map(_shapes, linears_by_layer(model, None))))
         self.check_holds(model, variant, ops, linear_weights(model))
 
@@ -205,31 +198,24 @@ class Store:
     ) -> None:
         """Raise `UserError` unless this store holds these ops by layer, which are the `weights`, and all else beside.
 
-        A head that is cut into parts has layers of its own.
+        A head that is cut into parts has layers of its own. Types need not be the same, but integers stay integers.
         """
         rows = self.head_rows
         parts = enumerate(head_parts(model, rows) if rows else (), len(decoder_blocks(model)))
         ops = {**ops, **{layer: _shapes({HEAD: part}) for layer, part in parts}}
         rest = tensors_beside(model, [*weights, model.get_output_embeddings().weight] if rows else weights)
-        if len(ops) != (count := len(self.layers_of(variant))):
-            raise self._misfit(model, f"{count} layers in variant {variant!r}", len(ops))
-        for number, expected in ops.items():
-            stored = {name: run.shape for name, run in self.layer(number, variant).ops.items()}
-            self._check_shapes(model, stored, expected)
-        stored = {run.name: run.pieces[run.name].shape for run in self.index.rest}
-        self._check_shapes(model, stored, {name: tuple(tensor.shape) for name, tensor in rest.items()})
+        stored = (run for layer in self.layers_of(variant) for run in layer.ops.values())
+        has = {f"layer {run.layer} {run.op}": run.shape for run in stored}
+        wants = {f"layer {layer} {name}": shape for layer, shapes in ops.items() for name, shape in shapes.items()}
+        has |= {run.name: run.pieces[run.name].shape for run in self.index.rest}
+        wants |= {name: tuple(tensor.shape) for name, tensor in rest.items()}
+        for name in [*wants, *has]:
+            if has.get(name) != wants.get(name):
+                raise self._misfit(model, f"{name} of shape {has.get(name)}", wants.get(name))
         for run in self.index.rest:
-            has, wants = run.pieces[run.name].dtype, rest[run.name].dtype
-            if has.is_floating_point != wants.is_floating_point:
-                raise self._misfit(model, f"{run.name} of {has}", wants)
-
-    def _check_shapes(
-        self, model: nn.Module, stored: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
-    ) -> None:
-        for name in sorted(stored.keys() | expected.keys()):
-            has, wants = stored.get(name), expected.get(name)
-            if has != wants:
-                raise self._misfit(model, f"{name} of shape {has}", wants)
+            kind, wanted = run.pieces[run.name].dtype, rest[run.name].dtype
+            if kind.is_floating_point != wanted.is_floating_point:
+                raise self._misfit(model, f"{run.name} of {kind}", wanted)
 
     def _misfit(self, model: nn.Module, has: str, wants: object) -> UserError:
         return UserError(
