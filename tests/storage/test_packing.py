@@ -107,7 +107,7 @@ def llama(**changes):
 OTHER = {
     "another family": (CONFIGS["opt"], r"layer 0 self_attn.k_proj of shape \(8, 16\).*\(16, 16\)"),
     "fewer layers": (llama(num_hidden_layers=2), r"layer 2 .* of shape \(16, 16\).* None"),
-    "a wider FFN": (llama(intermediate_size=48), r"shape \(16, 40\).*\(16, 48\)"),
+    "a wider FFN": (llama(intermediate_size=48), r"layer 0 mlp.gate_proj of shape \(40, 16\).*\(48, 16\)"),
     "more words": (llama(vocab_size=62), r"embed_tokens.weight of shape \(61, 16\).*\(62, 16\)"),
     "a head of its own": (llama(tie_word_embeddings=False), r"lm_head.weight of shape None.*\(61, 16\)"),
 }
