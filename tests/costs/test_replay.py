@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.notebook_code import functions_of
 from toolkit.costs.replay import COUNTS, most_held, rates, replay, replay_experts, units_of
-from toolkit.offload.expert_slots import ExpertSlots
+from toolkit.offload.expert_ffn import ExpertSlots
 from toolkit.offload.neuron_store import NeuronStore
 from toolkit.policies.residencies import Belady, LeastStale, Lru, SlidingWindow
 from toolkit.policies.two_level import TwoLevel
