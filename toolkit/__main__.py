@@ -7,7 +7,7 @@ from pathlib import Path
 
 from toolkit.commands import notebooks, pack, plan, run
 from toolkit.commands.packers import PACKERS
-from toolkit.errors import run_command
+from toolkit.errors import Parser, UserError, run_command
 
 SCRIPT = "sparse-offload"  # by pyproject.toml
 
@@ -17,15 +17,19 @@ def main(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError):  # a stream of somebody else's
             stream.reconfigure(errors="backslashreplace")  # paths and texts may hold what the terminal cannot show
-    options = _parser().parse_args(arguments)
+    try:
+        options = _parser().parse_args(arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     packer = PACKERS.get(getattr(options, "method", ""))
     resumed = "; the same command goes on where it was" if packer and packer.resumable else ""
     return run_command(lambda: options.command(options), stopped=f"stopped; nothing was left behind{resumed}")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     called = Path(sys.argv[0]).name
-    parser = argparse.ArgumentParser(prog=called if called == SCRIPT else "python -m toolkit", description=__doc__)
+    parser = Parser(prog=called if called == SCRIPT else "python -m toolkit", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="plan | pack | run | notebooks")
     for command in (plan, pack, run, notebooks):
         command.add_parser(commands, formatter_class=argparse.RawDescriptionHelpFormatter)

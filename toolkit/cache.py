@@ -71,15 +71,14 @@ def kept(kind: str, without: Iterable[str] = (), key: Callable[..., Mapping[str,
 
     Args:
         kind: the name of a folder under the cache.
-        without: modules left out of the function's code, as `sources.dependencies` takes them. The code is the module
-            that defines the function, with all that it imports.
-        key: gives what the table depends on beside the arguments, such as the machine or a checksum of weights. It is
-            called with those arguments of the function that it names. A part that has the name of an argument stands
-            in that argument's place, so that a model may be passed whose checksum is the key.
+        without: modules left out of the code, as `sources.dependencies` takes them. The code is the function's module
+            with all that it imports.
+        key: what the table depends on beside the arguments, such as a checksum of weights. It is called with those
+            arguments that it names. A part that has the name of an argument stands in that argument's place.
 
-    Arguments are plain values, dataclasses of them, lists, tuples and dictionaries. Raises `TypeError` for another one:
-    a path, say, does not tell what the file holds. Raises `UserError` for a function of a notebook's cell, whose code
-    cannot be followed, and what `cached` raises.
+    Raises `TypeError` for an argument that is no plain value, dataclass, list, tuple or dictionary: a path, say, does
+    not tell what the file holds. Raises `UserError` for a function of a notebook's cell, whose code cannot be followed,
+    and what `cached` raises.
     """
 
     def decorated(function: Callable[..., "pd.DataFrame"]) -> Callable[..., "pd.DataFrame"]:
@@ -88,7 +87,7 @@ def kept(kind: str, without: Iterable[str] = (), key: Callable[..., Mapping[str,
         @functools.wraps(function)
         def table(*args, fresh: bool = False, make: bool = True, **kwargs) -> "pd.DataFrame | None":
             of, code = _key(function, signature.bind(*args, **kwargs), key), _code(function, without)
-            if not make and not _is_whole(_place(kind, of, code)[0]):
+            if not make and _fault(_place(kind, of, code)[0]):
                 return None
             return cached_table(kind, of, code, lambda: function(*args, **kwargs), fresh)
 
@@ -162,9 +161,8 @@ def cached(kind: str, key: dict, code: Iterable[Path], make: Callable[[Path], No
         make: fills the empty folder that it is given. If it raises, nothing is kept and the error passes through.
         fresh: make it again, and replace the kept one once that has succeeded.
 
-    Two processes may ask for the same artefact: the second waits and uses what the first made. An artefact with a
-    missing or shortened file is made again, with a warning that names the file. Remains of a killed process are
-    removed. A cache that cannot be written, on a read-only file system say, serves what is in it.
+    A second process that asks for the same artefact waits. One with a missing or shortened file is made again, with a
+    warning. A cache that cannot be written serves what is in it.
     Raises `UserError` when an artefact has to be made and no space is left or the folder cannot be written.
     """
     folder, recipe = _place(kind, key, code)
@@ -219,7 +217,9 @@ def shelf(kind: str, key: dict) -> Path:
     _hold(folder)
     if not (folder / KEY).is_file():
         write_json(folder / KEY, key)
-        _remove_unused(kind, SHELF_DAYS)
+        for one in artefacts():
+            if one.folder.parent.name == kind and time.time() - one.used > SHELF_DAYS * 86400:
+                _remove(one.folder)
     return folder
 
 
@@ -235,9 +235,12 @@ class Artefact:
 def artefacts() -> list[Artefact]:
     """All artefacts in the cache, the one used longest ago first."""
     found = []
-    for folder in (folder for kind in _folders(paths.cache_dir()) for folder in _folders(kind) if _is_ours(folder)):
-        with contextlib.suppress(FileNotFoundError):  # another process just removed it
-            found.append(_artefact_at(folder))
+    for key in paths.cache_dir().glob(f"*/*/{KEY}"):
+        folder = key.parent
+        if NAME.fullmatch(folder.name) and not folder.is_symlink():  # else it is the user's: the cache may be anywhere
+            with contextlib.suppress(FileNotFoundError):  # another process just removed it
+                nbytes = sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir())
+                found.append(Artefact(folder, nbytes, folder.stat().st_mtime))
     return sorted(found, key=lambda kept: kept.used)
 
 
@@ -246,9 +249,8 @@ def shrink(limit_bytes: float = 0) -> list[Artefact]:
 
     An artefact that a process uses or makes stays, whatever the limit. Remains of killed processes are removed, too.
     """
-    for folder in (paths.cache_dir(), *_folders(paths.cache_dir())):
-        if folder.is_dir():
-            remove_leftovers(folder)
+    for folder in paths.cache_dir().glob("*/"):
+        remove_leftovers(folder)
     kept, removed = artefacts(), []
     excess = sum(one.nbytes for one in kept) - limit_bytes
     for one in kept:
@@ -256,13 +258,6 @@ def shrink(limit_bytes: float = 0) -> list[Artefact]:
             removed.append(one)
             excess -= one.nbytes
     return removed
-
-
-def _remove_unused(kind: str, days: float) -> None:
-    """Remove the folders of a kind that were last used so long ago."""
-    for one in artefacts():
-        if one.folder.parent.name == kind and time.time() - one.used > days * 86400:
-            _remove(one.folder)
 
 
 def _place(kind: str, key: dict, code: Iterable[Path]) -> tuple[Path, dict]:
@@ -289,17 +284,13 @@ def _leaves(key: dict) -> Iterator[object]:
 def _use(folder: Path) -> bool:
     """Hold an artefact, and say whether it is there and whole. In this order, so that nobody removes it in between."""
     _hold(folder)
-    return _is_whole(folder)
-
-
-def _is_whole(folder: Path) -> bool:
-    return folder.is_dir() and not folder.is_symlink() and _fault(folder) is None
+    return _fault(folder) is None
 
 
 def _fault(folder: Path) -> str | None:
     """The file that is missing or has another size than when it was made, in words; None if there is none."""
     made = read_json(folder / KEY)
-    if "code" not in made:
+    if "code" not in made or folder.is_symlink():
         return f"{KEY} is missing or broken"
     for name, nbytes in made.get("files", {}).items():
         file = folder / name
@@ -312,12 +303,9 @@ def _make(folder: Path, recipe: dict, make: Callable[[Path], None]) -> None:
     start = time.perf_counter()
     with replacing_folder(folder) as made:
         make(made)
-        sizes = {file.relative_to(made).as_posix(): file.stat().st_size for file in _files(made)}
+        files = sorted(file for file in made.rglob("*") if file.is_file())
+        sizes = {file.relative_to(made).as_posix(): file.stat().st_size for file in files}
         write_json(made / KEY, recipe | {"make_s": round(time.perf_counter() - start, 3), "files": sizes})
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.is_file())
 
 
 def _hold(folder: Path) -> None:
@@ -355,20 +343,6 @@ def _keep_limit(limit_bytes: int | None) -> None:
     elif (total_gb := sum(one.nbytes for one in artefacts()) / 1e9) > WARN_GB:
         advice = f"./papermill_runs.sh --clean 0 removes all of it, {LIMIT}={WARN_GB} keeps it below {WARN_GB} GB"
         log.warning("cache: %s holds %.0f GB; %s", paths.cache_dir(), total_gb, advice)
-
-
-def _folders(folder: Path) -> list[Path]:
-    return [Path(at.path) for at in os.scandir(folder) if at.is_dir(follow_symlinks=False)] if folder.is_dir() else []
-
-
-def _is_ours(folder: Path) -> bool:
-    """Whether a folder is an artefact, and not something of the user's: the cache may be anywhere."""
-    return bool(NAME.fullmatch(folder.name)) and (folder / KEY).is_file()
-
-
-def _artefact_at(folder: Path) -> Artefact:
-    sizes = (file.lstat().st_size for file in folder.rglob("*") if not file.is_dir())
-    return Artefact(folder, sum(sizes), folder.stat().st_mtime)
 
 
 def _remove(folder: Path) -> bool:

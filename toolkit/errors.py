@@ -1,5 +1,6 @@
 """Errors that are written for the user, and the one place where a command line tells them."""
 
+import argparse
 import difflib
 import errno
 import os
@@ -65,6 +66,31 @@ def disk_trouble(
     what, aid = DISK_TROUBLE[found]
     name = os.fsdecode(path)
     return UserError(f"{name if name.isprintable() else repr(name)}: {what}; {aid}, or {elsewhere}")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are a `UserError`, which `run_command` tells in one line."""
+
+    def error(self, message: str):
+        """Raise the complaint."""
+        raise UserError(f"{message} (--help lists the options)")
+
+
+def whole(text: str) -> int:
+    """A whole number from 1, as the type of an option."""
+    if not re.fullmatch("0*[1-9][0-9]{0,17}", text):
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number from 1")
+    return int(text)
+
+
+def share(text: str) -> float:
+    """A number from 0 to 1, as the type of an option."""
+    try:
+        if 0 <= (number := float(text)) <= 1:
+            return number
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text}: expected a share from 0 to 1")
 
 
 def run_command(command: Callable[[], int | None], stopped: str = "stopped") -> int:

@@ -9,7 +9,7 @@ Anyone may have written a file: `load` takes no more memory than there is, runs 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -31,10 +31,20 @@ AGAIN = "make the file again"
 def save(path: str | os.PathLike, kind: str, about: Mapping[str, str], tensors: Mapping[str, "Tensor"]) -> None:
     """Replace a file by tensors and what is said about them. `kind` tells files of different contents apart.
 
-    Raises `UserError` for trouble with the disk.
+    Tensors that share memory are each stored. Raises `UserError` for trouble with the disk.
     """
-    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write(path, {**about, KIND: kind}, stored)
+    from safetensors.torch import save_file
+
+    stored: dict[str, Tensor] = {}
+    places = set()
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        place = plain.untyped_storage().data_ptr()
+        stored[name] = plain.clone() if place in places else plain  # the library refuses shared memory
+        places.add(place)
+    metadata = {**about, KIND: kind}
+    with replacing(path_of(path)) as temporary:
+        save_file(stored, temporary, metadata | {CHECKSUM: checksum(metadata, stored)})
 
 
 def load(path: str | os.PathLike, kind: str) -> tuple[dict[str, str], dict[str, "Tensor"]]:
@@ -43,12 +53,23 @@ def load(path: str | os.PathLike, kind: str) -> tuple[dict[str, str], dict[str, 
     Raises `UserError` for a file that cannot be read, does not fit into memory, is of another kind or was altered, and
     for tensors of types that no file of ours has, or with numbers that are not finite.
     """
+    from safetensors import SafetensorError, safe_open
 
-    def expect_kind(metadata: Mapping[str, str]) -> None:
-        if (found := metadata.get(KIND)) != kind:
-            raise UserError(f"{path}: holds {line(found) if found else 'tensors of another program'}; expected: {kind}")
-
-    metadata, tensors = read(path, expect_kind)
+    try:
+        check_memory(regular_size(path_of(path)), str(path))
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if (found := metadata.get(KIND)) != kind:
+                other = line(found) if found else "tensors of another program"
+                raise UserError(f"{path}: holds {other}; expected: {kind}")
+            # the library's tensors are views of the file; a copy stays good if the file changes
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except UserError:
+        raise
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+        raise UserError(f"{path}: cannot be read: {line(error)}") from error
+    if checksum(metadata, tensors) != metadata.get(CHECKSUM):
+        raise UserError(f"{path}: damaged: its contents do not match their checksum; {AGAIN}")
     for name, tensor in tensors.items():
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype not in TYPES or not tensor.isfinite().all():
@@ -80,55 +101,6 @@ def consistent(path: str | os.PathLike, kind: str) -> Iterator[None]:
     except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:
         told = f"{line(error)} is missing" if isinstance(error, KeyError) else line(error)
         raise UserError(f"{path}: inconsistent {kind}: {told}; {AGAIN}") from error
-
-
-def write(path: str | os.PathLike, metadata: Mapping[str, str], tensors: Mapping[str, "Tensor"]) -> None:
-    """Replace a file by tensors, which are contiguous and on the CPU, and metadata, with a checksum over all of it.
-
-    Tensors that share memory are each stored. Nobody ever sees half a file. Raises `UserError` for trouble with the
-    disk.
-    """
-    from safetensors.torch import save_file
-
-    signed = {**metadata, CHECKSUM: checksum(metadata, tensors)}
-    with replacing(path_of(path)) as temporary:
-        save_file(_apart(tensors), temporary, signed)
-
-
-def _apart(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-    """The tensors, those copied that share memory with one before them: the library refuses these."""
-    found: dict[str, Tensor] = {}
-    places = set()
-    for name, tensor in tensors.items():
-        place = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.clone() if place in places else tensor
-        places.add(place)
-    return found
-
-
-def read(
-    path: str | os.PathLike, check: Callable[[Mapping[str, str]], None]
-) -> tuple[dict[str, str], dict[str, "Tensor"]]:
-    """The metadata and tensors of a file that `write` made. `check` looks at the metadata before tensors are read.
-
-    Raises what `check` raises, and `UserError` for a file that cannot be read, does not fit into memory or was altered.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        check_memory(regular_size(path_of(path)), str(path))
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            check(metadata)
-            # the library's tensors are views of the file; a copy stays good if the file changes
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except UserError:
-        raise
-    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
-        raise UserError(f"{path}: cannot be read: {line(error)}") from error
-    if checksum(metadata, tensors) != metadata.get(CHECKSUM):
-        raise UserError(f"{path}: damaged: its contents do not match their checksum; {AGAIN}")
-    return metadata, tensors
 
 
 def checksum(metadata: Mapping[str, str], tensors: Mapping[str, "Tensor"]) -> str:

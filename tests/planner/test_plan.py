@@ -106,7 +106,7 @@ def test_bad_input_is_one_line(machine, capsys):
         (["llama2-7b", "--device-memory", "0"], "--device-memory 0: expected more than nothing"),
         (["llama2-7b", "--device-memory", "2GB"], "torch sees no GPU here"),
         (["llama2-7b", "--loss", "nan%"], "--loss nan%: expected a share"),
-        (["llama2-7b", "--prompt-tokens", "0"], "--prompt-tokens 0: expected a whole number from 1"),
+        (["llama2-7b", "--prompt-tokens", "0"], "--prompt-tokens: 0: expected a whole number from 1"),
         (["llama2-7b", "--measure"], "leave --measure out"),
         (["llama2-7b", "--text", "/nowhere.txt"], "unknown corpus '/nowhere.txt'"),
         (["llama2-7b", "--machine", "phone-like", "--fresh"], "--fresh: plans for phone-like are by bytes alone"),

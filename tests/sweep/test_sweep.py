@@ -242,7 +242,7 @@ def test_bad_input_is_one_line_and_status_2_before_any_work(checkout, told):
         (["--set", "value"], ["NAME=VALUE"]),
         (["--set", "value=one"], ["toy/", ": value = ", '"one"', "expected a whole number"]),
         (["--set", "value=" + "[" * 100_000], ["value = "]),
-        (["--jobs", "0"], ["--jobs 0"]),
+        (["--jobs", "0"], ["--jobs: 0"]),
         (["--profile", "nowhere"], ["nowhere", "config.yaml"]),
         (["--grid", "value"], ["--grid value", "NAME=VALUE,VALUE"]),
         (["--grid", "value=1,one"], ["toy/a: value = "]),

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from toolkit.commands.packers import FORMATS, PACKERS, WRITTEN, Option, choose, option_owners, torch_dtype
-from toolkit.errors import UserError, unknown
+from toolkit.errors import UserError, whole
 from toolkit.files import new_folder
 
 EVALUATED = {"sequence_length": 512, "windows": 4}  # a few seconds for a model of 135 M parameters
@@ -43,17 +43,17 @@ def add_parser(commands, **style) -> None:
     parser.set_defaults(command=pack)
     models = "such as smollm2-135m, a GGUF file, a folder in Hugging Face's layout, or an id on the hub"
     parser.add_argument("model", help=models)
-    parser.add_argument("--method", default="wanda", help="see below (default: wanda)")
+    parser.add_argument("--method", default="wanda", choices=PACKERS, metavar="NAME", help="see below (default: wanda)")
     group = parser.add_argument_group("options of some methods, with the defaults there")
     for name, owners in option_owners().items():
         option = next(iter(owners.values()))
         group.add_argument(f"--{name}", default=None, help=f"{option.help} ({_defaults(owners)})", **option.settings)
     parser.add_argument("--out", type=Path, required=True, help="a folder that does not exist yet")
-    parser.add_argument("--dtype", help=f"float32, float16 or bfloat16 (default: {WRITTEN})")
+    parser.add_argument("--dtype", choices=DTYPES, help=f"default: {WRITTEN}")
     corpora = "calibration text: wiki-slice (default), python-sources, wikitext-2 or c4"
     parser.add_argument("--corpus", default="wiki-slice", help=corpora)
-    parser.add_argument("--windows", type=int, default=16, help="calibration windows (default: 16; the papers: 128)")
-    parser.add_argument("--sequence-length", type=int, default=1024, help="tokens of a window (default: 1024)")
+    parser.add_argument("--windows", type=whole, default=16, help="calibration windows (default: 16; the papers: 128)")
+    parser.add_argument("--sequence-length", type=whole, default=1024, help="tokens of a window (default: 1024)")
     parser.add_argument(
         "--no-evaluate", dest="evaluate", action="store_false", help="do not measure perplexity before and after"
     )
@@ -63,7 +63,6 @@ def pack(options: argparse.Namespace) -> None:
     """Prune or quantise a model and write it packed."""
     packer = choose(options)
     packer.check(options)
-    _check_shared(options)
     _check_place(options.out)
     print(f"{options.model}: {packer.help}", file=sys.stderr)
     model, tokenizer = packer.pack(options)
@@ -89,15 +88,6 @@ def _listed(title: str, lines: Mapping[str, str]) -> str:
     rows = (textwrap.wrap(text, 116 - width) for text in lines.values())
     indented = (f"\n{' ' * (width + 2)}".join(row) for row in rows)
     return f"{title}\n" + "".join(f"  {name:{width}}{text}\n" for name, text in zip(lines, indented, strict=True))
-
-
-def _check_shared(options: argparse.Namespace) -> None:
-    """Raise `UserError` for a value of an option that every packer takes."""
-    for option, value in {"--windows": options.windows, "--sequence-length": options.sequence_length}.items():
-        if value < 1:
-            raise UserError(f"{option} {value}: expected a whole number from 1")
-    if options.dtype not in (None, *DTYPES):
-        raise unknown("dtype", options.dtype, DTYPES)
 
 
 class _Undone(Exception):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from toolkit.errors import UserError, unknown
+from toolkit.errors import UserError, share
 from toolkit.pattern import resolve
 
 WRITTEN = "bfloat16"  # the type of packed weights unless another is asked for, whatever is quickest to prune in
@@ -60,10 +60,8 @@ class Packer:
 def choose(options: Namespace) -> Packer:
     """The packer that `--method` names; the defaults of its options are filled in.
 
-    Raises `UserError` for an unknown method, and for an option that only other packers take.
+    Raises `UserError` for an option that only other packers take.
     """
-    if options.method not in PACKERS:
-        raise unknown("method", options.method, PACKERS)
     packer = PACKERS[options.method]
     own = {option.name: option.default for option in packer.options}
     for name, owners in option_owners().items():
@@ -134,22 +132,11 @@ def pack_pruned(options: Namespace) -> tuple:
     return model, tokenizer
 
 
-def _check_head(options: Namespace) -> None:
-    if options.head not in HEADS:
-        raise unknown("--head", options.head, HEADS)
-
-
 def check_pruned(options: Namespace) -> None:
-    """Raise `UserError` for a sparsity, a pattern, formats or a form of the head that cannot be."""
+    """Raise `UserError` for a sparsity, a pattern, or formats and other options that do not go together."""
     resolve(options.sparsity, options.pattern)
-    _check_head(options)
     if options.head != HEADS[0] and SPARSE_BITMASK in options.format:
         raise UserError(f"--head {options.head}: {SPARSE_BITMASK} has no place for it; leave --head out")
-    for name in options.format:
-        if name.startswith("spqr"):
-            raise UserError(f"--format {name}: its weights are quantised; use --method spqr without --format")
-        if name not in FORMATS:
-            raise unknown("format", name, FORMATS)
     if SPARSE_BITMASK in options.format and len(options.format) > 1:
         raise UserError(f"--format {SPARSE_BITMASK} makes a folder of its own: pack the other formats into another one")
     if options.int8 and SPARSE_BITMASK in options.format:
@@ -220,13 +207,6 @@ def _head(options: Namespace, model, tokenizer) -> Callable | None:
     return partial(Scaled.encode if options.head == "int8" else encode, "dense")
 
 
-def check_spqr(options: Namespace) -> None:
-    """Raise `UserError` for a share of outliers, or a form of the head, that cannot be."""
-    _check_head(options)
-    if not 0 <= options.outliers <= 1:
-        raise UserError(f"--outliers {options.outliers}: expected a share of the weights from 0 to 1, such as 0.01")
-
-
 def pack_neurons(options: Namespace) -> tuple:
     """Store the model's FFNs by neuron, for `run` to read those that a token needs."""
     from toolkit.models import fast_dtype, load_model
@@ -242,14 +222,6 @@ def pack_neurons(options: Namespace) -> tuple:
     head = _head(options, model, tokenizer)
     pack_model(model, options.out, layout, options.model, tokenizer, head=head, files=files)
     return model, tokenizer
-
-
-def check_neurons(options: Namespace) -> None:
-    """Raise `UserError` for a sparsity or predictors that cannot be."""
-    _check_head(options)
-    resolve(options.sparsity, None)
-    if options.predictors not in PREDICTORS:
-        raise unknown("predictors", options.predictors, PREDICTORS)
 
 
 def pack_by_expert(options: Namespace) -> tuple:
@@ -279,12 +251,7 @@ def _bits_by_usage(options: Namespace, model, tokenizer) -> list[list[int]]:
 
 
 def check_experts(options: Namespace) -> None:
-    """Raise `UserError` for bits that experts are not stored in, or a share that is none."""
-    _check_head(options)
-    if options.bits not in EXPERT_BITS:
-        raise unknown("--bits", options.bits, EXPERT_BITS)
-    if not 0 <= options.mixed <= 1:
-        raise UserError(f"--mixed {options.mixed}: expected a share of a layer's experts, from 0 to 1")
+    """Raise `UserError` for 2 bits of some experts beside others that have not 4."""
     if options.mixed and options.bits != 4:
         raise UserError(f"--mixed {options.mixed} with --bits {options.bits}: give --bits 4, which the others have")
 
@@ -299,33 +266,45 @@ HEAD = Option(
     "head",
     HEADS[0],
     "output head: whole, in memory; or packed as dense (16 bits), int8 or spqr (4.4 bits), and read like layers",
+    {"choices": HEADS, "metavar": "FORM"},
 )
 PRUNING = (
     HEAD,
     Option("sparsity", 0.5, "share of zeros", {"type": float}),
     Option("pattern", None, "N:M instead, such as 2:4"),
-    Option("format", ["endor"], "one or several; see below", {"nargs": "+"}),
+    Option("format", ["endor"], "one or several; see below", {"nargs": "+", "choices": FORMATS, "metavar": "NAME"}),
     Option("int8", False, "decoder weights in int8, smoothed by SmoothQuant first", {"action": "store_true"}),
 )
-OUTLIERS = Option("outliers", 0.01, "share of weights kept in fp16", {"type": float})
+OUTLIERS = Option("outliers", 0.01, "share of weights kept in fp16", {"type": share})
 NEURONS = (
     HEAD,
     Option("sparsity", 0.8, "share of zeros", {"type": float}),
-    Option("predictors", "few_bits", f"which neurons to read before an FFN: {', '.join(PREDICTORS)}"),
+    Option("predictors", "few_bits", "which neurons to read before an FFN", {"choices": PREDICTORS}),
 )
 MIXED = "share of each layer's experts, least used by the calibration text, in 2 bits"
 EXPERTS = (
     HEAD,
-    Option("bits", 16, "of an expert's weight: 16, or 4 in groups of 64, or 2 in groups of 16", {"type": int}),
-    Option("mixed", 0.0, MIXED, {"type": float}),
+    Option(
+        "bits",
+        16,
+        "of an expert's weight: 16, or 4 in groups of 64, or 2 in groups of 16",
+        {"type": int, "choices": EXPERT_BITS},
+    ),
+    Option("mixed", 0.0, MIXED, {"type": share}),
 )
 BY_EXPERT = "store each expert of a mixture of experts by itself"
 PACKERS: dict[str, Packer] = {  # in the order in which the help lists them
     packer.name: packer
     for packer in (
         *(Packer(name, help, pack_pruned, PRUNING, check_pruned) for name, help in PRUNING_METHODS.items()),
-        Packer("spqr", "quantise to 3 bits by SpQR", pack_spqr, (OUTLIERS, HEAD), check_spqr, resumable=True),
-        Packer("neurons", "keep all weights, and store FFNs by neuron", pack_neurons, NEURONS, check_neurons),
+        Packer("spqr", "quantise to 3 bits by SpQR", pack_spqr, (OUTLIERS, HEAD), resumable=True),
+        Packer(
+            "neurons",
+            "keep all weights, and store FFNs by neuron",
+            pack_neurons,
+            NEURONS,
+            lambda options: resolve(options.sparsity, None),
+        ),
         Packer("experts", BY_EXPERT, pack_by_expert, EXPERTS, check_experts),
     )
 }

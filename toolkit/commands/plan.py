@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.commands.run import bytes_of
 from toolkit.commands.trial import check_trial, trial
-from toolkit.errors import UserError
+from toolkit.errors import UserError, whole
 
 if TYPE_CHECKING:
     from toolkit.planner.plan import Recommendation
@@ -42,7 +42,7 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--loss", default="5%", help="by which perplexity may grow (default: 5%%)")
     parser.add_argument("--measure", action="store_true", help="evaluate this model's ways now, on few windows of text")
     parser.add_argument("--text", default="wiki-slice", help="to evaluate on (default: wiki-slice)")
-    parser.add_argument("--prompt-tokens", type=int, default=64, help="before the first token (default: 64)")
+    parser.add_argument("--prompt-tokens", type=whole, default=64, help="before the first token (default: 64)")
     parser.add_argument("--fresh", action="store_true", help="measure this machine again, in about a minute")
     parser.add_argument("--all", action="store_true", help=f"show every way, not only the best {ROWS}")
     tried = "then pack the first N ways, run each within the limit, and print what it reached"
@@ -60,8 +60,6 @@ def plan(options: argparse.Namespace) -> None:
     for option, nbytes in {"--dram": dram_bytes, "--device-memory": device_bytes}.items():
         if nbytes == 0:
             raise UserError(f"{option} 0: expected more than nothing, such as 2GB")
-    if options.prompt_tokens < 1:
-        raise UserError(f"--prompt-tokens {options.prompt_tokens}: expected a whole number from 1")
     if options.tries is not None:
         check_trial(options)
     elif options.gguf:

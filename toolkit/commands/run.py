@@ -9,7 +9,7 @@ from pathlib import Path
 
 from toolkit.commands.compare import compare
 from toolkit.commands.text import generate_from_checkpoint, generate_timed, method_of, opened
-from toolkit.errors import UserError
+from toolkit.errors import UserError, whole
 from toolkit.offload.variant import variant_to_run
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -47,7 +47,7 @@ def add_parser(commands, **style) -> None:
     parser.set_defaults(command=run)
     parser.add_argument("folder", type=Path, help="what pack wrote")
     parser.add_argument("--prompt", required=True)
-    parser.add_argument("--max-new-tokens", type=int, default=40)
+    parser.add_argument("--max-new-tokens", type=whole, default=40)
     parser.add_argument("--dram", help="hard limit for weights and buffers, such as 500MB (default: none)")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, or one of several GPUs as cuda:1")
     parser.add_argument("--device-memory", help="hard limit for a GPU's memory, such as 8GB (default: most of it)")
@@ -57,7 +57,7 @@ def add_parser(commands, **style) -> None:
     readers = "default: threads, or aio for neurons; kvikio reads straight into a GPU"
     parser.add_argument("--reader", choices=READERS, help=readers)
     parser.add_argument("--draft", type=Path, metavar="FOLDER2", help="a packed copy of the same model; see below")
-    parser.add_argument("--draft-tokens", type=int, help="drafted a pass (default: while a further one is worth it)")
+    parser.add_argument("--draft-tokens", type=whole, help="drafted a pass (default: while a further one is worth it)")
     parser.add_argument("--compare", action="store_true", help="a table of all ways, and llama.cpp, instead of text")
     gguf = "a GGUF file that llama.cpp runs in --compare (default: the one that was packed, if it was one)"
     parser.add_argument("--gguf", type=Path, metavar="FILE", help=gguf)
@@ -120,8 +120,6 @@ def _check_kind(options: argparse.Namespace, kind: str) -> None:
 
 def _check_numbers(options: argparse.Namespace) -> dict[str, int | None]:
     """Check the options that are numbers; return the budgets."""
-    if options.max_new_tokens < 1:
-        raise UserError(f"--max-new-tokens {options.max_new_tokens}: expected a whole number from 1")
     if not 0 <= options.seed < SEEDS:
         raise UserError(f"--seed {options.seed}: expected a whole number from 0 to {SEEDS - 1}")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", options.device):
@@ -131,8 +129,8 @@ def _check_numbers(options: argparse.Namespace) -> dict[str, int | None]:
 
 
 def _check_draft(options: argparse.Namespace) -> None:
-    if options.draft_tokens is not None and (options.draft is None or options.draft_tokens < 1):
-        raise UserError(f"--draft-tokens {options.draft_tokens}: expected a whole number from 1, with --draft")
+    if options.draft_tokens and options.draft is None:
+        raise UserError(f"--draft-tokens {options.draft_tokens}: of --draft alone; add --draft, or leave it out")
     if options.draft is None:
         return
     if options.compare:

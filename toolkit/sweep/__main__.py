@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from toolkit import cache, paths
-from toolkit.errors import UserError, run_command
+from toolkit.errors import Parser, UserError, run_command, whole
 from toolkit.evidence.catalogue import PRESETS, listing, notebooks
 from toolkit.files import disk_trouble_told
 from toolkit.sweep.grid import read_grid, read_value
@@ -46,8 +46,6 @@ def _main(arguments: list[str] | None) -> int:
     grid = read_grid(options.grid)
     if grid and "model" in grid.values:
         grid.values["model"] = [_model(name) if isinstance(name, str) else name for name in grid.values["model"]]
-    if options.jobs < 1:
-        raise UserError(f"--jobs {options.jobs}: expected a whole number from 1")
     profile = find_profile(options.profile, _called_from()) if options.profile else None
     if grid:
         os.environ["TOOLKIT_RESULTS_DIR"] = str(paths.grid_dir(grid.name))
@@ -161,13 +159,8 @@ def _forecast(jobs: list[Job]) -> str:
     return "\n".join(lines)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        raise UserError(f"{message} (--help lists the options)")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="./papermill_runs.sh",
         description="Run every notebook, headless, into results/, and write results/report/index.html.",
         epilog="Only what changed is run again: a parameter, a notebook, or a toolkit module that it uses.",
@@ -191,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
         help="run once with each value, or with every combination if repeated; results in results/grid/",
     )
     jobs = min(cores(), max(2, cores() // 2))  # while one imports or draws, which takes one core, another computes
-    add("--jobs", type=int, default=jobs, metavar="N", help=f"notebooks at once, sharing the cores (default: {jobs})")
+    add("--jobs", type=whole, default=jobs, metavar="N", help=f"notebooks at once, sharing the cores (default: {jobs})")
     add("--profile", metavar="NAME", help="run on a cluster by a Snakemake profile: slurm, or a folder of your own")
     add("--list", action="store_true", help="print the notebooks there are, and stop")
     add("--dry-run", action="store_true", help="print what would run with which parameters, and stop")
