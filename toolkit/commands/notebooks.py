@@ -4,7 +4,6 @@ import argparse
 import os
 from pathlib import Path
 
-from toolkit.errors import unknown
 from toolkit.evidence.catalogue import PRESETS, explorers, listing, notebooks
 from toolkit.evidence.copies import copy_notebooks, write_contents
 from toolkit.files import make_folder
@@ -17,7 +16,7 @@ def add_parser(commands, **style) -> None:
     )
     parser.set_defaults(command=run)
     parser.add_argument("--copy", type=Path, metavar="DIR", help="copy them into this folder, beside their contents")
-    parser.add_argument("--preset", default="quick", help=f"{', '.join(PRESETS)}: of the copies (default: quick)")
+    parser.add_argument("--preset", default="quick", choices=PRESETS, help="of the copies (default: quick)")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -30,8 +29,6 @@ def run(options: argparse.Namespace) -> None:
     if options.copy is None:
         print(listing(books))
         return
-    if options.preset not in PRESETS:
-        raise unknown("preset", options.preset, PRESETS)
     folder = make_folder(options.copy)
     for line in copy_notebooks(folder, options.preset):
         print(line)

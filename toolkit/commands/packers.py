@@ -224,6 +224,11 @@ def pack_neurons(options: Namespace) -> tuple:
     return model, tokenizer
 
 
+def check_sparsity(options: Namespace) -> None:
+    """Raise `UserError` for a share of zeros that cannot be."""
+    resolve(options.sparsity, None)
+
+
 def pack_by_expert(options: Namespace) -> tuple:
     """Store each expert of a mixture by itself, for `run` to read those that a token needs."""
     from toolkit.models import load_model
@@ -281,15 +286,11 @@ NEURONS = (
     Option("sparsity", 0.8, "share of zeros", {"type": float}),
     Option("predictors", "few_bits", "which neurons to read before an FFN", {"choices": PREDICTORS}),
 )
+BITS = "of an expert's weight: 16, or 4 in groups of 64, or 2 in groups of 16"
 MIXED = "share of each layer's experts, least used by the calibration text, in 2 bits"
 EXPERTS = (
     HEAD,
-    Option(
-        "bits",
-        16,
-        "of an expert's weight: 16, or 4 in groups of 64, or 2 in groups of 16",
-        {"type": int, "choices": EXPERT_BITS},
-    ),
+    Option("bits", 16, BITS, {"type": int, "choices": EXPERT_BITS}),
     Option("mixed", 0.0, MIXED, {"type": share}),
 )
 BY_EXPERT = "store each expert of a mixture of experts by itself"
@@ -303,7 +304,7 @@ PACKERS: dict[str, Packer] = {  # in the order in which the help lists them
             "keep all weights, and store FFNs by neuron",
             pack_neurons,
             NEURONS,
-            lambda options: resolve(options.sparsity, None),
+            check_sparsity,
         ),
         Packer("experts", BY_EXPERT, pack_by_expert, EXPERTS, check_experts),
     )

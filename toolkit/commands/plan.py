@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.commands.run import bytes_of
-from toolkit.commands.trial import check_trial, trial
+from toolkit.commands.trial import trial
 from toolkit.errors import UserError, whole
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--fresh", action="store_true", help="measure this machine again, in about a minute")
     parser.add_argument("--all", action="store_true", help=f"show every way, not only the best {ROWS}")
     tried = "then pack the first N ways, run each within the limit, and print what it reached"
-    parser.add_argument("--try", dest="tries", type=int, metavar="N", help=tried)
+    parser.add_argument("--try", dest="tries", type=whole, metavar="N", help=tried)
     parser.add_argument(
         "--gguf", type=Path, metavar="FILE", help="with --try: a GGUF file that llama.cpp runs beside them"
     )
@@ -60,9 +60,9 @@ def plan(options: argparse.Namespace) -> None:
     for option, nbytes in {"--dram": dram_bytes, "--device-memory": device_bytes}.items():
         if nbytes == 0:
             raise UserError(f"{option} 0: expected more than nothing, such as 2GB")
-    if options.tries is not None:
-        check_trial(options)
-    elif options.gguf:
+    if options.tries and (options.machine or options.json):
+        raise UserError("--try: runs ways on this machine and prints a table; leave out --machine and --json")
+    if options.gguf and not options.tries:
         raise UserError(f"--gguf {options.gguf}: a rival of the ways that are tried; add --try 3, or leave it out")
     if options.machine:
         for option in [name for name in ("measure", "fresh") if getattr(options, name)]:

@@ -25,14 +25,6 @@ HEADING = ("way", "predicted", "tokens/s", "range", "first s", "MB read", "MB he
 ROW = "{:<34}{:>10}{:>10}{:>16}{:>9}{:>9}{:>9}{:>12}{:>7}"
 
 
-def check_trial(options: Namespace) -> None:
-    """Raise `UserError` for a number of ways, or a file, that cannot be tried."""
-    if options.tries < 1:
-        raise UserError(f"--try {options.tries}: expected a whole number from 1")
-    if options.machine or options.json:
-        raise UserError("--try: runs ways on this machine and prints a table; leave out --machine and --json")
-
-
 def trial(found: "Recommendation", options: Namespace) -> None:
     """Try the first ways of a plan that `pack` and `run` do, and llama.cpp with `--gguf FILE`.
 

@@ -1,6 +1,5 @@
 """The dictionary of columns, `data/columns.yaml`: the unit and the meaning of every column of a notebook's table."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -43,8 +42,3 @@ def dictionary() -> dict[tuple[str, str], Column]:
 def column(name: str, notebook: str | None = None) -> Column | None:
     """The meaning of a column, in this notebook if it has one of its own there; None for a column without an entry."""
     return dictionary().get((name, notebook or "")) or dictionary().get((name, ""))
-
-
-def unknown_columns(names: Iterable[str]) -> list[str]:
-    """The names that have no entry."""
-    return [name for name in names if column(name) is None]

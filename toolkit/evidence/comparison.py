@@ -111,10 +111,11 @@ def count_verdicts(comparison: pd.DataFrame) -> dict[str, dict[str, int]]:
     `context` is not counted: a constant agrees with itself.
     """
     rows = comparison[comparison["kind"] != "context"].assign(group=group)
+    badness = {verdict: place for place, verdict in enumerate(VERDICTS)} | {NOT_RUN: -1}
     names = [(kind, name) for name in GROUPS for kind in KINDS]
     found = {names_: rows[rows["kind"].eq(names_[0]) & rows["group"].eq(names_[1])] for names_ in names}
     counts = {
-        kind if name == VALUES else f"{kind}, {name}": _once(part, part["verdict"].map(_badness))["verdict"]
+        kind if name == VALUES else f"{kind}, {name}": _once(part, part["verdict"].map(badness))["verdict"]
         for (kind, name), part in found.items()
         if len(part)
     }
@@ -239,15 +240,11 @@ def _compare(table: pd.DataFrame, claim: Claim, claims: dict[str, Claim], null: 
     verdict = NOT_RUN if ours is None or disturbed else _verdict(table, claim, claims, row, stand_in)
     known = row is not None and ours is not None
     evidence = row.get("evidence") if known else None
+    worded = "in words there" if claim.worded else None
     return {
+        **{name: getattr(claim, name) for name in ("kind", "same_as", "quantity", "unit", "section", "bound")},
         "claim": claim.id,
-        "kind": claim.kind,
-        "same_as": claim.same_as,
-        "quantity": claim.quantity,
-        "unit": claim.unit,
-        "conditions": _conditions(claim),
-        "section": claim.section,
-        "bound": claim.bound,
+        "conditions": "; ".join(filter(None, [claim.conditions, worded, claim.contradiction])),
         "published": claim.value,
         "ours": ours,
         "ours_low": row.get(f"{claim.column}_low") if known else None,
@@ -261,12 +258,6 @@ def _compare(table: pd.DataFrame, claim: Claim, claims: dict[str, Claim], null: 
         "null": guess,
         "null_ratio": _ratio(guess, claim),
     }
-
-
-def _conditions(claim: Claim) -> str:
-    """The claim's, and whether the paper says it in words only or contradicts it."""
-    more = ["in words there"] * claim.worded
-    return "; ".join([claim.conditions, *more, *filter(None, [claim.contradiction])])
 
 
 def _number(row: pd.Series | None, claim: Claim) -> float | None:
@@ -394,11 +385,6 @@ def _once(comparison: pd.DataFrame, worse: pd.Series) -> pd.DataFrame:
 def _quantity(comparison: pd.DataFrame) -> pd.Series:
     """The claim that stands for each row's quantity."""
     return comparison["same_as"].where(comparison["same_as"].notna(), comparison["claim"])
-
-
-def _badness(verdict: str) -> int:
-    """Larger for a worse verdict, and least for what was not run."""
-    return -1 if verdict == NOT_RUN else [*VERDICTS].index(verdict)
 
 
 def _or(value: Any, default: Any) -> Any:

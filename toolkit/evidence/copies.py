@@ -52,10 +52,10 @@ def _copy(notebook: Notebook, folder: Path, preset: str) -> str | None:
     _set_parameters(content, notebook, preset)
     original = _digest(content)
     if copy.exists():
-        made_from, present = _digests(copy)
+        made_from = (book := read_json(copy)).get("metadata", {}).get(COPIED)
         if made_from == original:
             return None
-        if made_from is None or made_from != present:
+        if made_from is None or made_from != _digest(book):
             return f"{copy} was changed and is not {notebook.path.name} with preset {preset}: rename it to get that"
     content.setdefault("metadata", {})[COPIED] = original
     copy.parent.mkdir(parents=True, exist_ok=True)
@@ -72,15 +72,6 @@ def _set_parameters(content: dict, notebook: Notebook, preset: str) -> None:
     cell = {"cell_type": "code", "id": INJECTED, "metadata": {"tags": [INJECTED]}, "execution_count": None}
     tagged = [PARAMETERS in each["metadata"].get("tags", ()) for each in content["cells"]]
     content["cells"].insert(tagged.index(True) + 1, cell | {"outputs": [], "source": "\n".join(lines)})
-
-
-def _digests(copy: Path) -> tuple[str | None, str | None]:
-    """The digest that a copy was made with, and that of its present cells; None for a file that is no copy."""
-    book = read_json(copy)
-    try:
-        return book["metadata"][COPIED], _digest(book)
-    except (KeyError, TypeError):
-        return None, None
 
 
 def _digest(book: dict) -> str:

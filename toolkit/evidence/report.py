@@ -1,7 +1,7 @@
 """The HTML report: an index of all systems, figures and tables, readable from `file://` offline, and their pages."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,7 +74,6 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False, running
     for old in folder.glob("*.html"):
         if old.name not in wanted:
             old.unlink()
-    tables = [] if running else _tables()
     index = folder / "index.html"
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
@@ -83,11 +82,11 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False, running
         "index.html",
         index,
         systems=[(id, paper, _counted(entries, id), _statements(entries, id)) for id, paper in PAPERS.items()],
-        scores=_scores(),
+        scores=_or_nothing(lambda: score_table(comparisons(paths.results_dir())).to_dict("records")),
         names={id: paper.name for id, paper in PAPERS.items()},
         groups=[(id, PAPERS.get(id, Paper("")), group) for id, group in groups.items()],
         tally=_tally(entries),
-        tables=tables,
+        tables=[] if running else _or_nothing(lambda: sorted(write_tables(paths.results_dir()).glob("*.csv"))),
         circumstances=_circumstances(entries),
         elsewhere=elsewhere,
         explorers=[_explorer(about) for about in explorers().values()],
@@ -175,20 +174,11 @@ def _counted(entries: Sequence[Entry], system: str) -> tuple[int, int]:
     return sum(entry.status in ("done", "out of date") for entry in ours), len(ours)
 
 
-def _tables() -> list[tuple[str, str]]:
-    """Name and address of each table over all notebooks; none if they cannot be made."""
+def _or_nothing(made: Callable[[], list]) -> list:
+    """A part of the index; nothing if it cannot be made, since results of an older version must not cost the report."""
     try:
-        tables = sorted(write_tables(paths.results_dir()).glob("*.csv"))
-    except Exception:  # results of an older version must not cost the report
-        return []
-    return [(file.stem, f"../tables/{file.name}") for file in tables]
-
-
-def _scores() -> list[dict[str, object]]:
-    """By system: its predictions beside the null model's; none where results of an older version have no score."""
-    try:
-        return score_table(comparisons(paths.results_dir())).to_dict("records")
-    except Exception:  # as above
+        return made()
+    except Exception:
         return []
 
 

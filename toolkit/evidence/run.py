@@ -23,7 +23,7 @@ from toolkit.downloads import DOWNLOADS
 from toolkit.errors import UserError, unknown
 from toolkit.evidence.catalogue import find
 from toolkit.evidence.columns import FILE as DICTIONARY
-from toolkit.evidence.columns import unknown_columns
+from toolkit.evidence.columns import column
 from toolkit.evidence.comparison import (
     compare,
     count_verdicts,
@@ -125,7 +125,10 @@ class Run:
         if comparison is None:
             comparison = self.compare(table)
             comparison = comparison if len(comparison) else None
-        said = {"card": _card(card or latency_card(table)), "headline": dict(headline), "seen": seen}
+        if card := card or latency_card(table):
+            caption, numbers = card
+            bars = {str(label): float(value) for label, value in numbers.items() if value >= 0}
+        said = {"card": {"caption": caption, "bars": bars} if card else None, "headline": dict(headline), "seen": seen}
         self._write(table, figures, comparison, said)
         if comparison is not None:
             print(score_sentence(comparison))
@@ -146,7 +149,7 @@ class Run:
                 with replacing(self.folder / (name + suffix)) as path:
                     figure.savefig(path, bbox_inches="tight")
         write_json(self.folder / "meta.json", self._meta(table, figures, comparison) | said)
-        if nameless := unknown_columns(table):
+        if nameless := [name for name in table if column(name) is None]:
             print(f"Without unit and meaning in {DICTIONARY}: {', '.join(nameless)}.")
         if not self.in_sweep:
             print(f"Saved to {self.folder}; the report shows what ./papermill_runs.sh --only {self.identifier} makes.")
@@ -186,19 +189,8 @@ def seed_everything(seed: int) -> None:
 
 def _inputs(parameters: Mapping[str, object]) -> dict[str, str]:
     """Checksums of the embedded models and text that the parameters name."""
-    named = {parameters.get(kind) for kind in ("model", "second_model", "corpus")} - {None}
-    if not named:
-        return {}
-    chosen = named & DOWNLOADS.keys()
-    return {name: f"sha256:{DOWNLOADS[name].sha256}" for name in sorted(chosen)}
-
-
-def _card(card: tuple[str, Mapping[str, float]] | None) -> dict[str, object] | None:
-    if card is None:
-        return None
-    caption, numbers = card
-    bars = {str(label): float(value) for label, value in numbers.items() if value >= 0}
-    return {"caption": caption, "bars": bars}
+    named = {parameters.get(kind) for kind in ("model", "second_model", "corpus")}
+    return {name: f"sha256:{DOWNLOADS[name].sha256}" for name in sorted(named & DOWNLOADS.keys())}
 
 
 def latency_card(table: pd.DataFrame) -> tuple[str, dict[str, float]] | None:
@@ -210,9 +202,9 @@ def latency_card(table: pd.DataFrame) -> tuple[str, dict[str, float]] | None:
     if not {"stage", "evidence", "seconds", "way", "model"} <= set(table):
         return None
     totals = table[table["stage"].eq("total") & table["evidence"].eq("measured")]
-    for column in ("model", "mapping"):
-        if column in totals and len(totals):
-            totals = totals[totals[column].eq(totals[column].iloc[0])]
+    for name in ("model", "mapping"):
+        if name in totals and len(totals):
+            totals = totals[totals[name].eq(totals[name].iloc[0])]
     totals = totals[totals["way"].notna()].head(MOST_BARS)
     if len(totals) < 2:
         return None

@@ -25,7 +25,7 @@ from toolkit.files import make_folder, put_in_place, read_json, scratch_folder, 
 from toolkit.sweep import state
 from toolkit.sweep.fork_server import ForkedKernelManager
 from toolkit.sweep.forked import PEAK
-from toolkit.sweep.plan import REQUIRED, STAMP, Job, read_job
+from toolkit.sweep.plan import REQUIRED, STAMP, Job
 from toolkit.sweep.state import State
 
 OUTPUT_S = 60  # how long a cell's outputs may come after its end; after 4 s they would be lost on a busy machine
@@ -33,8 +33,9 @@ OUTPUT_S = 60  # how long a cell's outputs may come after its end; after 4 s the
 
 def main(plan: Path, id: str, threads: int) -> int:
     """Run the job on so many threads and publish its results; 0 if all went well."""
-    job = replace(read_job(plan, id), threads=threads)
-    _die_with(read_json(plan).get("driver"))
+    planned = read_json(plan)
+    job = Job(**planned["jobs"][id] | {"threads": threads})
+    _die_with(planned.get("driver"))
     running = State(id, "running", time.time(), **state.this_process())
     running.save()
     state.failed_page(id).unlink(missing_ok=True)

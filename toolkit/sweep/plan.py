@@ -97,11 +97,6 @@ def write_plan(jobs: list[Job], file: Path, **extra: object) -> None:
     write_json(file, {"jobs": {job.id: asdict(job) for job in jobs}, "memory_mb": memory_mb, **extra})
 
 
-def read_job(file: Path, id: str) -> Job:
-    """One job of a plan that `write_plan` wrote."""
-    return Job(**json.loads(file.read_text(encoding="utf-8"))["jobs"][id])
-
-
 def _memory_mb(job: Job) -> int:
     """The memory of a job's processes: its kernel's at its last run here, and more; `UNKNOWN_MB` if unknown."""
     last = state.load(job.id)

@@ -55,7 +55,8 @@ def load(id: str) -> State | None:
     A job that was running and whose process is gone has failed: it was killed before it could say so.
     """
     last = _read(id)
-    if last is None or not _is_gone(last):
+    ours = last is not None and last.status == "running" and last.host == socket.gethostname()
+    if not ours or is_alive(last.pid, last.process_started):
         return last
     ended = _read(id)  # in case it ended well just now
     return ended.killed() if ended and ended.status == "running" else ended
@@ -89,12 +90,6 @@ def is_alive(pid: int, process_started: float) -> bool:
         return abs(psutil.Process(pid).create_time() - process_started) < 0.5
     except psutil.Error:  # it has ended
         return False
-
-
-def _is_gone(last: State) -> bool:
-    """Whether a job that says it is running was one of this machine and runs no more."""
-    here = last.host == socket.gethostname()
-    return last.status == "running" and here and not is_alive(last.pid, last.process_started)
 
 
 def _read(id: str) -> State | None:
