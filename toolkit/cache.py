@@ -1,17 +1,15 @@
 """Artefacts that take long to make, kept under `data/cache/`.
 
 An artefact is a folder `<cache>/<kind>/<label>-<digest>/` that holds its files and `key.json`: what it was made from,
-for people, and the sizes of its files. The digest covers the kind, the key and the code that made it. A changed
-parameter or function therefore makes a new artefact and never finds the old one. It is made in a scratch folder and
-renamed, so that nobody sees half of it.
+for people, and the sizes of its files. The digest covers kind, key and code, so that a changed parameter or function
+makes a new artefact. It is made in a scratch folder and renamed.
 
 `@kept("kind")` keeps what a function returns, `@kept_folder("kind")` the files that it writes: the arguments are the
 key. `cached` and `cached_table` take key and code as they are, for what depends on more than arguments and a module.
 
-An artefact stands for work of up to hours, so none is removed unless the user says so: `TOOLKIT_CACHE_GB` limits what
-all of them take, and `./papermill_runs.sh --clean GB` removes the rest. The least recently used go first. A process
-keeps a shared lock on the folders that it uses, and such a folder stays. Artefacts that take seconds to make (`shelf`)
-also go when they were not used for a month.
+An artefact stands for work of up to hours, so none is removed unless the user says so, by `TOOLKIT_CACHE_GB` or
+`./papermill_runs.sh --clean GB`. The least recently used go first. A process keeps a shared lock on the folders that it
+uses, and these stay. Artefacts that take seconds to make (`shelf`) also go when they were not used for a month.
 """
 
 import contextlib

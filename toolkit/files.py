@@ -1,9 +1,8 @@
 """Files and folders that appear whole or not at all, locks, checksums, and trouble with disks in words.
 
-All that is written is first made in a scratch folder beside its place, and renamed when it is whole. The name of a
-scratch folder cannot be foreseen, nothing may have it before, and only the owner can enter the folder: nobody can plant
-a link there. It goes at the end, also after an error or Ctrl-C. Remains of a killed process are removed when somebody
-next writes beside them: a lock inside tells whether its process lives.
+All that is written is first made in a scratch folder beside its place, which only its owner can enter, and renamed when
+it is whole. The folder goes at the end, also after an error or Ctrl-C. Remains of a killed process are removed when
+somebody next writes beside them: a lock inside tells whether its process lives.
 """
 
 import contextlib

@@ -107,8 +107,7 @@ def count_verdicts(comparison: pd.DataFrame) -> dict[str, dict[str, int]]:
     """How many quantities of each kind got each verdict: {kind: {verdict: count}}, without zeros.
 
     Limits and stand-ins are counted by themselves, under "prediction, limits", say. Each quantity counts once a
-    machine. Where several records are one quantity (`same_as`), the worst verdict of those that were run counts.
-    `context` is not counted: a constant agrees with itself.
+    machine, with the worst verdict of its records (`same_as`). `context` is not counted: a constant agrees with itself.
     """
     rows = comparison[comparison["kind"] != "context"].assign(group=group)
     badness = {verdict: place for place, verdict in enumerate(VERDICTS)} | {NOT_RUN: -1}

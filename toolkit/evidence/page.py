@@ -70,7 +70,7 @@ def read_book(executed: Path) -> dict:
 
 
 def file_links(folder: Path, about: Notebook) -> tuple[tuple[str, str], ...]:
-    """The files of a folder of results beside its page: words, and the address as seen from the report's folder."""
+    """Words and address, as seen from the report, of the files in a folder of results."""
     return tuple((words, f"../{about.id}/{name}") for words, name in FILES.items() if (folder / name).is_file())
 
 

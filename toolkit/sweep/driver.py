@@ -62,7 +62,7 @@ def run(jobs: list[Job], parallel: int, profile: Path | None, write: Write = wri
             if {job.id for job in jobs} >= notebooks().keys():
                 draw_explorers()
         print(f"\nreport: {write(jobs)}")
-        if failed and not any(_failed(job) for job in stale):
+        if failed and not any(last and last.status == "failed" for last in (state.load(job.id) for job in stale)):
             raise UserError(f"Snakemake stopped with status {failed}; its log: {state.folder() / 'snakemake.log'}")
         return 1 if failed or any(not job.is_fresh() for job in jobs) else 0
 
@@ -81,9 +81,8 @@ def outcome(id: str, fresh: bool | None) -> Outcome:
     last = state.load(id)
     if last is None or (fresh and last.status == "failed"):
         return Outcome(fresh is not False)
-    fresh = fresh is not False
     failed = state.failed_page(id) if last.status == "failed" else None
-    return Outcome(fresh, last.error, last.seconds, failed)
+    return Outcome(fresh is not False, last.error, last.seconds, failed)
 
 
 def summary(jobs: list[Job], started: float = 0.0) -> str:
@@ -94,17 +93,12 @@ def summary(jobs: list[Job], started: float = 0.0) -> str:
         words = status(job, last, started)
         seconds = f"{last.seconds:.0f}" if last and last.seconds is not None else "–"
         memory = f"{last.peak_memory_bytes / 2**30:.1f} GiB" if last and last.peak_memory_bytes else "–"
-        rows.append((job.id, words, seconds, memory, *_verdicts(job.folder)))
+        by_kind = read_meta(job.folder).verdicts
+        predictions = ", ".join(f"{count} {verdict}" for verdict, count in by_kind.get("prediction", {}).items())
+        differing = sum(counts.get(DIFFERS, 0) for counts in by_kind.values())
+        rows.append((job.id, words, seconds, memory, predictions or "–", str(differing or "–")))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-
-
-def _verdicts(folder: Path) -> tuple[str, str]:
-    """The predictions' verdicts side by side, and how many claims of any kind differ; '–' where there are none."""
-    by_kind = read_meta(folder).verdicts
-    predictions = [f"{count} {verdict}" for verdict, count in by_kind.get("prediction", {}).items()]
-    differing = sum(counts.get(DIFFERS, 0) for counts in by_kind.values())
-    return ", ".join(predictions) or "–", str(differing or "–")
 
 
 def status(job: Job, last: state.State | None, started: float = 0.0) -> str:
@@ -220,11 +214,6 @@ def _progress(now: dict[str, state.State], expected: Forecast) -> str:
     left_s = expected.left_s(now)
     left = "time left unknown until one has run" if left_s is None else f"about {duration(left_s)} left"
     return f"{counts} · {left}"
-
-
-def _failed(job: Job) -> bool:
-    last = state.load(job.id)
-    return last is not None and last.status == "failed"
 
 
 def _say(text: str) -> None:

@@ -43,7 +43,7 @@ def main(plan: Path, id: str, threads: int) -> int:
         staging = scratch / job.folder.name
         staging.mkdir()
         os.environ[PEAK] = str(scratch / "peak")
-        error = _execute(job, staging) or _missing(staging) or _finish(job, staging)
+        error = _execute(job, staging) or _finish(job, staging)
         if error:
             with contextlib.suppress(Exception):  # without the executed notebook the report still tells the error
                 _keep_failure(job, staging, error)
@@ -118,13 +118,10 @@ def _literal(path: str | Path) -> str:
     return str(path).replace("{", "{{").replace("}", "}}")
 
 
-def _missing(staging: Path) -> str | None:
-    absent = [name for name in REQUIRED if not (staging / name).is_file()]
-    return f"the notebook ended without saving {', '.join(absent)}" if absent else None
-
-
 def _finish(job: Job, staging: Path) -> str | None:
     """Write the page and the stamp, and publish the results; what went wrong if that cannot be done."""
+    if absent := [name for name in REQUIRED if not (staging / name).is_file()]:
+        return f"the notebook ended without saving {', '.join(absent)}"
     try:
         write_page(staging / "notebook.ipynb", staging / "page.html", job.about())
         write_json(staging / STAMP, {"id": job.id, "key": job.key})
