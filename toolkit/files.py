@@ -14,11 +14,15 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import BaseFileLock, FileLock, Timeout
 
 from toolkit import memory_limits, paths
 from toolkit.errors import UserError, disk_trouble
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SPARE_BYTES = 16 << 20  # left free beside what is written
 PREFIX = ".partial-"  # of the names of scratch folders
@@ -171,6 +175,12 @@ def write_json(file: Path, value: object) -> None:
     """Replace a file by a value as JSON. Raises `UserError` for trouble with the disk."""
     with replacing(file) as temporary:
         temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def write_csv(file: Path, table: "pd.DataFrame") -> None:
+    """Replace a file by a table without its index. Raises `UserError` for trouble with the disk."""
+    with replacing(file) as temporary:
+        table.to_csv(temporary, index=False)
 
 
 def read_json(file: Path) -> dict:

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from toolkit.commands.pack import EVALUATED, brief_perplexity
 from toolkit.commands.text import prompt_of
 from toolkit.errors import UserError
-from toolkit.files import replacing
+from toolkit.files import write_csv
 from toolkit.records import line
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
     known = _Perplexities(tokenizer, packed, written, name)
     table["perplexity"] = [known.of(way, files.get(way)) for way in table["way"]]
     if options.csv:
-        named = table.assign(model=name, limit=options.dram)
-        with replacing(options.csv) as file:
-            named.to_csv(file, index=False)
+        write_csv(options.csv, table.assign(model=name, limit=options.dram))
     _show(table, [*reasons, *left_out])
     print(f"{name} as it was before it was packed: perplexity {known.of_model(name):.1f}")
     print(_notes(options, table["way"], weights, files))

@@ -4,6 +4,7 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import pandas as pd
 import seaborn as sns
@@ -13,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from toolkit.files import replacing
 from toolkit.measure.disturbance import STAR, count_disturbed, disturbance_words, starred
 from toolkit.timeline import STAGES
 
@@ -79,6 +81,13 @@ def note_disturbance(figure: Figure, table: pd.DataFrame) -> None:
         words = f"{STAR.strip()}  {disturbance_words(count, known)}"
         # not below: saved with a tight box, a legend at the lower edge moves over what stands there
         figure.text(0.01, 1.01, words, va="bottom", fontsize=9)
+
+
+def save_figure(figure: Figure, stem: Path) -> None:
+    """Save a figure as SVG and PNG, `stem` with a suffix."""
+    for suffix in (".svg", ".png"):
+        with replacing(stem.with_name(stem.name + suffix)) as path:
+            figure.savefig(path, bbox_inches="tight")
 
 
 def mark_published(axes: Axes, x, y, label: str = "published") -> None:

@@ -16,7 +16,7 @@ from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.cite import reference_dir, refresh_all
 from toolkit.evidence.comparison import compare, count_verdicts, score
 from toolkit.evidence.tables import read_results, write_scores
-from toolkit.files import make_folder, replacing, replacing_folder, write_json
+from toolkit.files import make_folder, replacing_folder, write_csv, write_json
 
 KEPT = ("table.csv", "comparison.csv", "meta.json", "*.png")
 
@@ -63,8 +63,7 @@ def compare_again(machine: str) -> Path:
             null = before.astype({"profile": object}).set_index(keys)["null"]
             null = null.reindex(pd.MultiIndex.from_frame(found[keys])).to_numpy()
             found = found.assign(null=null, null_ratio=null / found["published"])
-        with replacing(file) as temporary:
-            found.to_csv(temporary, index=False)
+        write_csv(file, found)
         meta = json.loads(file.with_name("meta.json").read_text(encoding="utf-8"))
         write_json(file.with_name("meta.json"), meta | {"verdicts": count_verdicts(found), "score": score(found)})
     return folder

@@ -31,11 +31,11 @@ from toolkit.evidence.comparison import (
     score_sentence,
     verdict_table,
 )
-from toolkit.evidence.figures import note_disturbance, use_style
+from toolkit.evidence.figures import note_disturbance, save_figure, use_style
 from toolkit.evidence.meta import HEADLINES, MOST_BARS
 from toolkit.evidence.page import three_digits
 from toolkit.evidence.schema import check_parameters
-from toolkit.files import make_folder, replacing, write_json
+from toolkit.files import make_folder, write_csv, write_json
 from toolkit.measure.disturbance import count_disturbed, disturbance_words, load_between, read_counters, starred
 
 EVIDENCE = ("measured", "modelled", "published")
@@ -141,13 +141,10 @@ class Run:
         make_folder(self.folder)
         for name, frame in {"table": table, "comparison": comparison}.items():
             if frame is not None:
-                with replacing(self.folder / f"{name}.csv") as path:
-                    frame.to_csv(path, index=False)
+                write_csv(self.folder / f"{name}.csv", frame)
         for name, figure in figures.items():
             note_disturbance(figure, table)
-            for suffix in (".svg", ".png"):
-                with replacing(self.folder / (name + suffix)) as path:
-                    figure.savefig(path, bbox_inches="tight")
+            save_figure(figure, self.folder / name)
         write_json(self.folder / "meta.json", self._meta(table, figures, comparison) | said)
         if nameless := [name for name in table if column(name) is None]:
             print(f"Without unit and meaning in {DICTIONARY}: {', '.join(nameless)}.")

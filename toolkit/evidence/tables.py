@@ -18,7 +18,7 @@ from toolkit.evidence.columns import SECONDS, Column, column, dictionary
 from toolkit.evidence.comparison import COLUMNS as COMPARED
 from toolkit.evidence.comparison import omissions, score
 from toolkit.evidence.meta import Meta, read_meta
-from toolkit.files import make_folder, replacing
+from toolkit.files import make_folder, write_csv
 
 COLUMNS = [
     *("notebook", "quantity", "statistic", "value", "unit", "model", "method", "settings", "evidence", "disturbed"),
@@ -42,11 +42,9 @@ def write_tables(results: Path) -> Path:
     """
     folder = make_folder(results / "tables")
     for name, table in (combined_tables(results) | {"comparison": comparisons(results)}).items():
-        with replacing(folder / f"{name}.csv") as path:
-            table.to_csv(path, index=False)
-    with replacing(folder / "columns.csv") as path:
-        rows = [(name, id, one.unit, one.meaning) for (name, id), one in dictionary().items()]
-        pd.DataFrame(rows, columns=["column", "notebook", "unit", "meaning"]).to_csv(path, index=False)
+        write_csv(folder / f"{name}.csv", table)
+    rows = [(name, id, one.unit, one.meaning) for (name, id), one in dictionary().items()]
+    write_csv(folder / "columns.csv", pd.DataFrame(rows, columns=["column", "notebook", "unit", "meaning"]))
     return folder
 
 
@@ -166,9 +164,8 @@ def write_scores(folder: Path) -> None:
     `scores` is `score_table` of its comparisons; `model_error` has a row a notebook, and one for all together, with the
     fields of `toolkit.costs.stage_tables.model_error`.
     """
-    for name, table in (("scores", score_table(comparisons(folder))), ("model_error", model_errors(folder))):
-        with replacing(folder / f"{name}.csv") as file:
-            table.to_csv(file, index=False)
+    write_csv(folder / "scores.csv", score_table(comparisons(folder)))
+    write_csv(folder / "model_error.csv", model_errors(folder))
 
 
 def score_table(comparisons: pd.DataFrame) -> pd.DataFrame:

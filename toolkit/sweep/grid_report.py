@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from toolkit import paths
-from toolkit.evidence.figures import COLUMN_IN, use_style
+from toolkit.evidence.figures import COLUMN_IN, save_figure, use_style
 from toolkit.evidence.meta import read_meta
 from toolkit.evidence.page import png_uri, render
 from toolkit.evidence.report import publish_page
 from toolkit.evidence.tables import combined_tables
-from toolkit.files import make_folder, replacing
+from toolkit.files import make_folder, write_csv
 from toolkit.sweep import driver, state
 from toolkit.sweep.grid import ParameterGrid
 from toolkit.sweep.plan import Job
@@ -33,10 +33,10 @@ def write_report(grid: ParameterGrid, jobs: list[Job], rebuild: bool = False, ru
     results = paths.results_dir()
     folder = make_folder(results / "report")
     numbers = numbers_table(grid, jobs)
-    _write(numbers, results / "grid.csv")
+    write_csv(results / "grid.csv", numbers)
     if not running:
         for name, table in grid_tables(grid, jobs).items():
-            _write(table, make_folder(results / "tables") / f"{name}.csv")
+            write_csv(make_folder(results / "tables") / f"{name}.csv", table)
     use_style()
     pages = {(job.row, job.point): _page(job, folder, rebuild) for job in jobs}
     render(
@@ -127,17 +127,10 @@ def _draw(grid: ParameterGrid, numbers: pd.DataFrame, folder: Path) -> list[tupl
     pictures = []
     for id, part in numbers.dropna(subset="value").groupby("notebook", sort=False):
         drawn, stem = figure(grid, part), make_folder(folder) / str(id).replace("/", "-")
-        for suffix in (".svg", ".png"):
-            with replacing(stem.with_suffix(suffix)) as path:
-                drawn.savefig(path, bbox_inches="tight")
+        save_figure(drawn, stem)
         plt.close(drawn)
-        pictures.append((str(id), png_uri(stem.with_suffix(".png"))))
+        pictures.append((str(id), png_uri(stem.with_name(f"{stem.name}.png"))))
     return pictures
-
-
-def _write(table: pd.DataFrame, file: Path) -> None:
-    with replacing(file) as path:
-        table.to_csv(path, index=False)
 
 
 def _page(job: Job, folder: Path, rebuild: bool) -> str | None:
