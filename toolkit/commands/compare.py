@@ -26,7 +26,7 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
     """Print the table. Raises `UserError` for a device other than the CPU, and what `token_rates` raises."""
     if options.device != "cpu":
         raise UserError(f"--device {options.device}: --compare runs on the CPU, as llama.cpp does here; leave it out")
-    _tell("looking at the folder and for llama.cpp")
+    tell("looking at the folder and for llama.cpp")
     from toolkit.interchange.reading import load_tokenizer
     from toolkit.measure.side_by_side import planned_rivals, token_rates
     from toolkit.models import fast_dtype, load_model
@@ -38,19 +38,19 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
     own = options.gguf or _packed_gguf(name)
     rivals, reasons = planned_rivals(options.folder, dram_bytes, own)
     for reason in reasons:
-        _tell(f"not raced: {reason}")
-    _tell("reading the packed model")
+        tell(f"not raced: {reason}")
+    tell("reading the packed model")
     tokenizer, packed = load_tokenizer(store.model_folder), unpack_model(store, form)
     prompt = prompt_of(options, tokenizer, packed.config)["input_ids"]
     written, weights = None, "the original weights"
     if None in rivals.values():
-        _tell(f"reading the original, {name}, for llama.cpp's files")
+        tell(f"reading the original, {name}, for llama.cpp's files")
         try:
             written = load_model(name, fast_dtype())[0]
         except UserError as error:
             weights = f"the packed model's weights (the original ones cannot be loaded: {line(error)})"
     asked = (prompt, options.max_new_tokens, dram_bytes)
-    table, left_out = token_rates(options.folder, form, packed, *asked, rivals, written, _tell)
+    table, left_out = token_rates(options.folder, form, packed, *asked, rivals, written, tell)
     files = {way: name if file == _packed_gguf(name) else str(file) for way, file in rivals.items() if file}
     known = _Perplexities(tokenizer, packed, written, name)
     table["perplexity"] = [known.of(way, files.get(way)) for way in table["way"]]
@@ -61,8 +61,9 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
     print(_notes(options, table["way"], weights, files))
 
 
-def _tell(text: str) -> None:
-    tqdm.write(text, file=sys.stderr)  # above a progress bar, if there is one
+def tell(text: str) -> None:
+    """Print a line on stderr, above a progress bar if there is one."""
+    tqdm.write(text, file=sys.stderr)
 
 
 def _packed_gguf(name: str) -> Path | None:
@@ -109,12 +110,12 @@ class _Perplexities:
         try:
             return self._once(name, loaded)
         except UserError as error:
-            _tell(f"{name} is not evaluated: {line(error)}")
+            tell(f"{name} is not evaluated: {line(error)}")
             return float("nan")
 
     def _once(self, name: str, model: "Callable[[], nn.Module]") -> float:
         if name not in self._known:
-            _tell(f"evaluating {name}")
+            tell(f"evaluating {name}")
             self._known[name] = float(brief_perplexity(model(), self._tokens))
         return self._known[name]
 

@@ -8,6 +8,7 @@ from contextlib import closing, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.commands.compare import CORPUS, tell
 from toolkit.commands.pack import add_parser, brief_perplexity, pack
 from toolkit.errors import UserError
 from toolkit.records import line
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from toolkit.planner.plan import Recommendation
     from toolkit.planner.ways import PlannedWay
 
-CORPUS = "wiki-slice"
 PROMPT, TOKENS, REPETITIONS = 8, 12, 3
 HEADING = ("way", "predicted", "tokens/s", "range", "first s", "MB read", "MB held", "perplexity", "×")
 ROW = "{:<34}{:>10}{:>10}{:>16}{:>9}{:>9}{:>9}{:>12}{:>7}"
@@ -36,12 +36,12 @@ def trial(found: "Recommendation", options: Namespace) -> None:
     ways = list(_chosen(found))[: options.tries]
     if not ways:
         raise UserError(f"--try: `pack` and `run` do none of the ways that fit {found.target.name}")
-    _tell(f"evaluating {found.target.name} as it is")
+    tell(f"evaluating {found.target.name} as it is")
     before, _ = _in_memory(found.target.name)
     print(f"\ntried within {found.dram_bytes / 1e6:.0f} MB; {found.target.name} as it is: perplexity {before:.2f}\n")
     print(ROW.format(*HEADING), flush=True)
     for way, predicted in ways:
-        _tell(f"{way.name}: packing by `pack {found.target.name} {way.pack}`")
+        tell(f"{way.name}: packing by `pack {found.target.name} {way.pack}`")
         try:
             _print_row(way.name, f"{predicted:.3g}", *_try(found, way), before)
         except UserError as error:
@@ -78,11 +78,11 @@ def _try(found: "Recommendation", way: "PlannedWay") -> tuple["pd.Series", float
         with redirect_stdout(sys.stderr):  # the table alone is on stdout
             pack(_pack_options(words))
         run, limit = run_as(way), {"dram_bytes": found.dram_bytes, "verify": False}
-        _tell(f"{way.name}: evaluating")
+        tell(f"{way.name}: evaluating")
         with OffloadedModel.open(scratch / "packed", run and run.method, **limit) as model:
             tokens = load_tokens(CORPUS, model.tokenizer, "evaluation")
             perplexity = float(brief_perplexity(model.model, tokens))
-        _tell(f"{way.name}: {REPETITIONS} turns of {TOKENS} tokens")
+        tell(f"{way.name}: {REPETITIONS} turns of {TOKENS} tokens")
         ours = PackedModel(way.name, scratch / "packed", _text(tokens), {"way": way.name}, run, **limit)
         return text_speed(ours, len(ours.text.inputs), REPETITIONS), ours.held_bytes, perplexity
 
@@ -101,10 +101,10 @@ def _try_gguf(file: Path, dram_bytes: int) -> tuple[str, str, "pd.Series", float
     from toolkit.models.gguf_header import read_header
 
     name = f"llama.cpp {read_header(file).quantisation}"
-    _tell(f"{name}: evaluating {file}")
+    tell(f"{name}: evaluating {file}")
     perplexity, tokens = _in_memory(str(file))
     text = _text(tokens)
-    _tell(f"{name}: {REPETITIONS} turns of {TOKENS} tokens")
+    tell(f"{name}: {REPETITIONS} turns of {TOKENS} tokens")
     settings = {"memory_bytes": dram_bytes, "gguf": file}
     with closing(LlamaCpp(name, None, file.parent, text, {"way": name}, **settings)) as rival:
         return name, "–", text_speed(rival, len(text.inputs), REPETITIONS), min(dram_bytes, rival.nbytes), perplexity
@@ -135,7 +135,3 @@ def _print_row(name: str, predicted: str, speed: "pd.Series", held: float, perpl
     numbers = f"{speed.tokens_per_s:.3g}{disturbed}", spread, f"{speed.first_s:.2g}", f"{speed.read_mb:,.0f}"
     quality = f"{held / 1e6:,.0f}", f"{perplexity:.2f}", f"{perplexity / before:.2f}"
     print(ROW.format(name, predicted, *numbers, *quality), flush=True)
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -85,7 +85,8 @@ def notebooks() -> dict[str, Notebook]:
     Raises `UserError` for a file that is no notebook or gives no id to `Run`, for an id that two files have, an id of
     an unknown paper, and presets of a notebook that is not there.
     """
-    presets, folder = _presets(), paths.root() / "notebooks"
+    folder = paths.root() / "notebooks"
+    presets = checked(load_yaml(folder / "presets.yaml") or {}, SETTINGS, folder / "presets.yaml")
     found: dict[str, Notebook] = {}
     for file in [*sorted(folder.glob("*.ipynb")), *sorted(folder.glob("*/*.ipynb"))]:
         if file.parent.name != EXPLORE:
@@ -169,12 +170,8 @@ def _literal(statement: ast.stmt) -> tuple[str, object]:
 
 
 def _explorer(file: Path) -> Notebook:
-    title, question = _about(read_cells(file))
+    title, question, _ = heading("".join(cell.source for cell in read_cells(file)[:1]))
     return Notebook(f"{EXPLORE}/{file.stem}", title or file.stem, question, file, interactive=True)
-
-
-def _about(cells: list[Cell]) -> tuple[str, str]:
-    return heading(cells[0].source if cells and cells[0].kind == "markdown" else "")[:2]
 
 
 def _notebook(file: Path, presets: dict) -> Notebook:
@@ -189,15 +186,8 @@ def _notebook(file: Path, presets: dict) -> Notebook:
     alone = settings.pop("alone", False)
     if stray := set(settings) - set(PRESETS):
         raise unknown(f"preset of {id} in notebooks/presets.yaml", sorted(stray)[0], PRESETS)
-    title, question = _about(cells)
+    title, question, _ = heading("".join(cell.source for cell in cells[:1]))
     return Notebook(id, title or id, question, file, alone, settings)
-
-
-def _presets() -> dict[str, dict]:
-    file = paths.root() / "notebooks" / "presets.yaml"
-    presets = load_yaml(file) or {}
-    checked(presets, SETTINGS, file)
-    return presets
 
 
 def _without_magics(source: str) -> str:

@@ -81,7 +81,7 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False, running
     render(
         "index.html",
         index,
-        systems=[(id, paper, _counted(entries, id), _statements(entries, id)) for id, paper in PAPERS.items()],
+        systems=[(id, paper, _counted(groups.get(id, [])), _statements(entries, id)) for id, paper in PAPERS.items()],
         scores=_or_nothing(lambda: score_table(comparisons(paths.results_dir())).to_dict("records")),
         names={id: paper.name for id, paper in PAPERS.items()},
         groups=[(id, PAPERS.get(id, Paper("")), group) for id, group in groups.items()],
@@ -155,23 +155,20 @@ def publish_page(about: Notebook, executed: Path, folder: Path, rebuild: bool, e
     return page.name
 
 
+def _counted(entries: Sequence[Entry]) -> tuple[int, int]:
+    """How many notebooks have results, of how many."""
+    return sum(entry.status in ("done", "out of date") for entry in entries), len(entries)
+
+
 def _statements(entries: Sequence[Entry], system: str) -> dict[str, list[Entry]]:
     """The notebooks with a sentence on a system, by its kind: gain, cost, negative; none without any."""
-    ours = [entry for entry in entries if system in _systems(entry)]
+    ours = [
+        entry
+        for entry in entries
+        if system == entry.meta.headline.get("system", entry.about.paper) or system == entry.about.paper == BEYOND
+    ]
     by_kind = {kind: [entry for entry in ours if kind in entry.meta.headline] for kind in HEADLINES}
     return {kind: found for kind, found in by_kind.items() if found}
-
-
-def _systems(entry: Entry) -> set[str]:
-    """The systems that a notebook sums up: its headline's; one beyond the papers stands there as well."""
-    named = entry.meta.headline.get("system", entry.about.paper)
-    return {named, BEYOND} if entry.about.paper == BEYOND else {named}
-
-
-def _counted(entries: Sequence[Entry], system: str) -> tuple[int, int]:
-    """How many of a system's notebooks have results, of how many."""
-    ours = [entry for entry in entries if entry.about.paper == system]
-    return sum(entry.status in ("done", "out of date") for entry in ours), len(ours)
 
 
 def _or_nothing(made: Callable[[], list]) -> list:
@@ -192,16 +189,12 @@ def _circumstances(entries: Sequence[Entry]) -> list[tuple[str, str]]:
     count, known = (sum(meta.disturbed[key] for meta in metas) for key in ("rows", "of"))
     presets = set.intersection(*(matching_presets(entry.about, entry.meta) for entry in with_results))
     return [
-        ("Machine", "; ".join(_distinct(meta.machine for meta in metas))),
+        ("Machine", "; ".join(dict.fromkeys(meta.machine or "unknown" for meta in metas))),
         ("Date", days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"),
-        ("Commit", "; ".join(_distinct(meta.commit for meta in metas))),
+        ("Commit", "; ".join(dict.fromkeys(meta.commit or "unknown" for meta in metas))),
         ("Parameters", preset_words(presets) if presets else "not of one preset; each page shows its own"),
         *([("Load", f"{disturbance_words(count, known)}.")] if known else []),
     ]
-
-
-def _distinct(values) -> list[str]:
-    return list(dict.fromkeys(value or "unknown" for value in values))
 
 
 def _tally(entries: Sequence[Entry]) -> str:
