@@ -184,7 +184,7 @@ MUTANTS = [
         "offload/test_cache.py",
     ),
     Mutant(
-        "toolkit/offload/streamer.py",
+        "toolkit/offload/cache.py",
         "return self._views[number, slot]",
         "return next(iter(self._views.values()))",
         "offload/test_streamer.py",
