@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.notebook_code import functions_of
-from toolkit.policies.mapping import NeuronBlock, Room, block_seconds, greedy, joined, lower_bound
+from toolkit.policies.mapping import NeuronBlock, Room, block_seconds, greedy, lower_bound
 
 EXAMPLE = NeuronBlock([0.9, 0.8, 0.2, 0.1], gpu_s=1, dimm_s=4, neuron_bytes=1)
 CLOSE = 1e-9
@@ -50,8 +50,6 @@ def problems(draw):
         )
 
     blocks = [one() for _ in range(draw(st.integers(1, 2)))]
-    if draw(st.booleans()):
-        blocks = [joined(blocks[:2])]
     room = Room(draw(st.integers(0, 12)), draw(st.integers(1, 3)), 100, draw(st.sampled_from([0, 0.2])))
     return blocks, room
 
@@ -106,7 +104,3 @@ def test_large_blocks_come_near_the_bound():
     for share in (0.02, 0.1, 0.5, 1):
         room = Room(int(share * 30208 * 24576), 8, 1 << 30, sync_s=2)
         assert 0 <= greedy(blocks, room).gap < 1e-3
-        barriers = [joined(blocks[::2]), joined(blocks[1::2])]
-        one, two = greedy(barriers, room), greedy(blocks, Room(room.gpu_bytes, 8, 1 << 30, sync_s=1))
-        assert one.gap < 1e-3
-        assert one.seconds < two.seconds * 1.001  # one maximum of two sums, with transfers as long in all

@@ -8,12 +8,10 @@ change = swap(state, hot, threshold=10, moves=20)           # hot neurons of the
 import numpy as np
 from jaxtyping import Bool, Float64, Int8, Int64, Integer, Shaped, UInt8
 
-from toolkit.errors import UserError
 from toolkit.kernels.engine.tally import pick, tally
 from toolkit.kernels.states import HIGHEST
-from toolkit.policies.residency import Change, expect_positive
+from toolkit.policies.residency import Change
 
-MOST = 127  # DIMMs: their numbers take a byte
 WINDOW = 5  # tokens
 
 
@@ -22,7 +20,6 @@ def in_snake_order(order: Int64[np.ndarray, " neurons"], dimms: int) -> Int8[np.
 
     Sorted by load, the loads of the DIMMs come near to each other, and the numbers of neurons differ by one at most.
     """
-    _expect_dimms(dimms)
     turn, place = np.divmod(np.arange(len(order)), dimms)
     dimm = np.empty(len(order), dtype=np.int8)
     dimm[order] = np.where(turn % 2, dimms - 1 - place, place)
@@ -38,7 +35,6 @@ def loads(
     activity: Shaped[np.ndarray, " neurons"], dimm: Int8[np.ndarray, " neurons"], dimms: int
 ) -> Float64[np.ndarray, " dimms"]:
     """The activity of each DIMM's neurons together: tokens, active neurons or seconds, as `activity` counts them."""
-    _expect_dimms(dimms)
     return np.bincount(dimm, weights=activity, minlength=dimms)
 
 
@@ -46,12 +42,6 @@ def imbalance(load: Float64[np.ndarray, "*tokens dimms"]) -> Float64[np.ndarray,
     """The busiest DIMM's load over the mean of all; 1 where nothing is active."""
     mean = load.mean(-1)
     return np.divide(load.max(-1), mean, out=np.ones_like(mean), where=mean > 0)
-
-
-def _expect_dimms(dimms: int) -> None:
-    expect_positive(dimms=dimms)
-    if dimms > MOST:
-        raise UserError(f"dimms: {dimms}; expected at most {MOST}")
 
 
 def remap(
@@ -67,15 +57,8 @@ def remap(
         dimms: how many DIMMs there are.
         limit: the most neurons that a pair moves: what its link carries while the DIMMs wait for the GPU.
 
-    Returns the new places, and the neurons that moved, rising. Raises `UserError` for numbers that cannot be.
+    Returns the new places, and the neurons that moved, rising.
     """
-    expect_positive(dimms=dimms)
-    if limit is not None and limit < 0:
-        raise UserError(f"limit: {limit}; expected 0 neurons or more")
-    if len(dimm) != len(activity) or not 0 <= dimm.min(initial=0) <= dimm.max(initial=0) < dimms:
-        raise UserError(f"DIMMs of {len(dimm)} neurons: expected one of 0 to {dimms - 1} for each of {len(activity)}")
-    if activity.min(initial=0) < 0:
-        raise UserError(f"activity of neuron {activity.argmin()}: {activity.min()}; expected 0 or more")
     counts = tally(dimm, activity, dimms, int(activity.max(initial=0)) + 1)
     rising, quota, target = np.argsort(counts @ np.arange(counts.shape[1]), kind="stable"), np.zeros_like(counts), {}
     for light, heavy in zip(rising[: dimms // 2], rising[::-1], strict=False):
@@ -107,13 +90,8 @@ def swap(state: UInt8[np.ndarray, " neurons"], hot: Bool[np.ndarray, " neurons"]
         threshold: a neuron with more is hot.
         moves: how many are copied while the GPU computes something else.
 
-    Returns what leaves the GPU and what comes, as many. `hot` stays as it is. Raises `UserError` for numbers that
-    cannot be.
+    Returns what leaves the GPU and what comes, as many. `hot` stays as it is.
     """
-    if len(state) != len(hot) or state.max(initial=0) > HIGHEST:
-        raise UserError(f"{len(state)} states up to {state.max(initial=0)}: expected {len(hot)} from 0 to {HIGHEST}")
-    if not 0 <= threshold <= HIGHEST or moves < 0:
-        raise UserError(f"threshold {threshold}, moves {moves}: expected 0 to {HIGHEST}, and 0 or more")
     counts = tally(hot, state, 2, HIGHEST + 1)
     quota = np.zeros_like(counts)
     coming, leaving = counts[0].tolist(), counts[1].tolist()

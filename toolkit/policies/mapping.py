@@ -23,14 +23,12 @@ from toolkit.policies.dimms import in_snake_order, loads
 
 @dataclass(frozen=True, eq=False)
 class NeuronBlock:
-    """Neurons that one barrier waits for: an attention block, an MLP block, or both of a layer, `joined`.
+    """Neurons that one barrier waits for: an attention block, or an FFN.
 
     Args:
         frequency: the share of tokens that each neuron is active for; for a batch, how many tokens of it.
         gpu_s, dimm_s: seconds that an active neuron takes on the GPU and on a DIMM, one number or one for each.
         neuron_bytes: of a neuron's weights, one number or one for each.
-
-    Raises `UserError` unless frequencies are 0 or more and the others more than 0.
     """
 
     frequency: Float64[np.ndarray, " neurons"]
@@ -39,15 +37,10 @@ class NeuronBlock:
     neuron_bytes: Int64[np.ndarray, " neurons"]
 
     def __post_init__(self):
-        """Refuse numbers that no block has; one number for all neurons becomes one for each."""
+        """One number for all neurons becomes one for each."""
         for field in fields(self):
-            kind, least = (np.int64 if field.name == "neuron_bytes" else np.float64), "more than 0"
+            kind = np.int64 if field.name == "neuron_bytes" else np.float64
             values = np.broadcast_to(np.asarray(getattr(self, field.name), dtype=kind), np.shape(self.frequency))
-            fit = values > 0
-            if field.name == "frequency":
-                fit, least = values >= 0, "0 or more"
-            if not values.size or not (fit & np.isfinite(values)).all():
-                raise UserError(f"{field.name} of a block: expected finite numbers, {least}, for 1 neuron or more")
             object.__setattr__(self, field.name, values)
 
     @property
@@ -70,7 +63,7 @@ class NeuronBlock:
 class Room:
     """The memory there is for neurons, and `sync_s`, seconds of a transfer between GPU and DIMMs (a block has two).
 
-    `gpu_bytes` is what the weights that must lie on the GPU leave. Raises `UserError` for numbers that cannot be.
+    `gpu_bytes` is what the weights that must lie on the GPU leave. Raises `UserError` if that is below 0.
     """
 
     gpu_bytes: int
@@ -79,13 +72,11 @@ class Room:
     sync_s: float = 0.0
 
     def __post_init__(self):
-        """Refuse a GPU that is too small, and numbers that no machine has."""
+        """Refuse a GPU that is too small."""
         if self.gpu_bytes < 0:
             raise UserError(
                 f"the GPU lacks {-self.gpu_bytes} bytes for the weights that must lie on it: take a larger one"
             )
-        if self.dimms < 1 or self.dimm_bytes < 1 or not 0 <= self.sync_s < np.inf:
-            raise UserError(f"{self}: expected 1 DIMM or more, 1 byte or more on each, and 0 seconds or more")
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,12 +117,6 @@ class NeuronMap:
         return cls(tuple(hot), tuple(dimm), seconds, lower_bound(blocks, room))
 
 
-def joined(blocks: Sequence[NeuronBlock]) -> NeuronBlock:
-    """One block for one barrier, which waits for the neurons of all of these."""
-    names = [field.name for field in fields(NeuronBlock)]
-    return NeuronBlock(*(np.concatenate([getattr(block, name) for block in blocks]) for name in names))
-
-
 def block_seconds(
     block: NeuronBlock, hot: Bool[np.ndarray, " neurons"], dimm: Int8[np.ndarray, " neurons"], room: Room
 ) -> float:
@@ -148,7 +133,12 @@ def greedy(blocks: Sequence[NeuronBlock], room: Room) -> NeuronMap:
 
     Raises `UserError` if the DIMMs do not hold the model.
     """
-    expect_room(blocks, room)
+    nbytes, held = sum(int(block.neuron_bytes.sum()) for block in blocks), room.dimms * room.dimm_bytes
+    if nbytes > held:
+        raise UserError(
+            f"the neurons take {nbytes} bytes, and {room.dimms} DIMMs of {room.dimm_bytes} bytes hold {held}: "
+            f"take {-(-nbytes // room.dimm_bytes)} DIMMs or more"
+        )
     orders = [block.by_saving for block in blocks]
     savings = np.concatenate([_savings(block, order, room) for block, order in zip(blocks, orders, strict=True)])
     sizes = np.concatenate([block.neuron_bytes[order] for block, order in zip(blocks, orders, strict=True)])
@@ -182,18 +172,6 @@ def lower_bound(blocks: Sequence[NeuronBlock], room: Room) -> float:
     order = order[np.argsort(-ratio[order], kind="stable")]
     used = (saving[order] / ratio[order]).cumsum()  # bytes
     return float(seconds - np.interp(room.gpu_bytes, np.append(0, used), np.append(0, saving[order].cumsum())))
-
-
-def expect_room(blocks: Sequence[NeuronBlock], room: Room) -> None:
-    """Raise `UserError` for no block, or if the DIMMs do not hold all neurons."""
-    if not blocks:
-        raise UserError("a mapping of no block: expected 1 or more")
-    nbytes = sum(int(block.neuron_bytes.sum()) for block in blocks)
-    if nbytes > room.dimms * room.dimm_bytes:
-        raise UserError(
-            f"the neurons take {nbytes} bytes, and {room.dimms} DIMMs of {room.dimm_bytes} bytes hold "
-            f"{room.dimms * room.dimm_bytes}: take {-(-nbytes // room.dimm_bytes)} DIMMs or more"
-        )
 
 
 def _savings(block: NeuronBlock, order: Int64[np.ndarray, " neurons"], room: Room) -> Float64[np.ndarray, " neurons"]:

@@ -10,58 +10,19 @@ from toolkit.policies.residency import Residency, expect_positive
 from toolkit.predictors.states import TokenState
 
 
-class SlidingWindow(Residency):
-    """Keeps the units that the last `tokens` tokens used, as far as `rows` units of memory allow (FLASH, section 3.1).
-
-    The window counts the current token. So a token loads s_agg(k + 1) − s_agg(k) units on average, and s_agg(k) stay.
-
-    When `rows` do not suffice, the window shrinks for this token: the units used longest ago go first, all those that
-    were last used by the same token together (appendix C.3). Later it grows again. More than `rows` units are never
-    held, not even between dropping and loading. `last_active` is the number of the token that last used each unit
-    held, the paper's last_k_active.
-    """
-
-    def __init__(self, units: int, tokens: int, rows: int | None = None):
-        expect_positive(tokens=tokens)
-        self.tokens = tokens
-        super().__init__(units, rows)
-
-    def clear(self) -> None:
-        """Hold nothing, and begin again."""
-        super().clear()
-        self.now, self.last_active = 0, np.full(self.units, -self.tokens)
-
-    def forget(self, units: Int64[np.ndarray, " some"]) -> None:
-        """Let some units go at the next step, as if no token of the window had used them."""
-        self.last_active[units] = self.now - self.tokens
-
-    def _leaving(self, needed: Int64[np.ndarray, " needed"], loaded: int) -> Int64[np.ndarray, " dropped"]:
-        age = np.where(self.held, self.now - self.last_active, self.tokens)  # in tokens; 1 is the token before this one
-        age[needed] = 0
-        holding = np.bincount(age, minlength=self.tokens)[: self.tokens].cumsum()  # units younger than age + 1
-        allowed = max(1, int((holding <= self.rows).sum()))
-        self._note(needed)
-        return np.flatnonzero(self.held & (age >= allowed))
-
-    def _note(self, needed: Int64[np.ndarray, " needed"]) -> None:
-        self.last_active[needed] = self.now
-        self.now += 1
-
-    def _order(self) -> Int64[np.ndarray, " units"]:
-        return self.last_active
-
-
 class Lru(Residency):
     """Least recently used: the units used longest ago go first. Units used by the same token go in their order."""
 
+    never = -1  # the last use of a unit that was not used
+
     def clear(self) -> None:
         """Hold nothing, and begin again."""
         super().clear()
-        self.now, self.last_use = 0, np.full(self.units, -1)
+        self.now, self.last_use = 0, np.full(self.units, self.never)
 
     def forget(self, units: Int64[np.ndarray, " some"]) -> None:
         """These units go before all others."""
-        self.last_use[units] = -1
+        self.last_use[units] = self.never
 
     def _note(self, needed: Int64[np.ndarray, " needed"]) -> None:
         self.last_use[needed] = self.now
@@ -69,6 +30,34 @@ class Lru(Residency):
 
     def _order(self) -> Int64[np.ndarray, " units"]:
         return self.last_use
+
+
+class SlidingWindow(Lru):
+    """Keeps the units that the last `tokens` tokens used, as far as `rows` units of memory allow (FLASH, section 3.1).
+
+    The window counts the current token. So a token loads s_agg(k + 1) − s_agg(k) units on average, and s_agg(k) stay.
+
+    When `rows` do not suffice, the window shrinks for this token: the units used longest ago go first, all those that
+    were last used by the same token together (appendix C.3). Later it grows again. More than `rows` units are never
+    held, not even between dropping and loading. `last_use` is the paper's last_k_active.
+    """
+
+    def __init__(self, units: int, tokens: int, rows: int | None = None):
+        expect_positive(tokens=tokens)
+        self.tokens, self.never = tokens, -tokens
+        super().__init__(units, rows)
+
+    def forget(self, units: Int64[np.ndarray, " some"]) -> None:
+        """Let some units go at the next step, as if no token of the window had used them."""
+        self.last_use[units] = self.now - self.tokens
+
+    def _leaving(self, needed: Int64[np.ndarray, " needed"], loaded: int) -> Int64[np.ndarray, " dropped"]:
+        age = np.where(self.held, self.now - self.last_use, self.tokens)  # in tokens; 1 is the token before this one
+        age[needed] = 0
+        holding = np.bincount(age, minlength=self.tokens)[: self.tokens].cumsum()  # units younger than age + 1
+        allowed = max(1, int((holding <= self.rows).sum()))
+        self._note(needed)
+        return np.flatnonzero(self.held & (age >= allowed))
 
 
 class Lfu(Residency):
@@ -89,7 +78,7 @@ class Lfu(Residency):
         return self.uses
 
 
-class LeastStale(Residency):
+class LeastStale(Lru):
     """For one cache of `layers` layers: the units whose layer came up most often without using them go first.
 
     Unit u belongs to layer u // (units / layers). A step is one layer, in order. LRU fails in such a cache: what a
@@ -105,28 +94,18 @@ class LeastStale(Residency):
         expect_positive(units=units, layers=layers)
         if units % layers:
             raise UserError(f"{units} units in {layers} layers: expected as many in each layer")
-        self.layers, self.layer_of = layers, np.arange(units) // (units // layers)
+        self.layers, self.never, self.layer_of = layers, -layers, np.arange(units) // (units // layers)
         super().__init__(units, rows)
 
-    def clear(self) -> None:
-        """Hold nothing, and begin again with the first layer."""
-        super().clear()
-        self.now, self.last_use = -1, np.full(self.units, -self.layers)
-
-    def forget(self, units: Int64[np.ndarray, " some"]) -> None:
-        """These units go before all others."""
-        self.last_use[units] = -self.layers
-
     def _note(self, needed: Int64[np.ndarray, " needed"]) -> None:
-        layer = (self.now + 1) % self.layers
+        layer = self.now % self.layers
         if len(needed) and (self.layer_of[needed] != layer).any():
             raise UserError(f"units {needed.tolist()} at the turn of layer {layer}: expected units of this layer")
-        self.now += 1
-        self.last_use[needed] = self.now
+        super()._note(needed)
 
     def _order(self) -> Int64[np.ndarray, " units"]:
-        missed = (self.now - self.last_use) // self.layers
-        until = (self.layer_of - self.now - 1) % self.layers + 1  # turns until the layer comes up again
+        missed = (self.now - 1 - self.last_use) // self.layers
+        until = (self.layer_of - self.now) % self.layers + 1  # turns until the layer comes up again
         return -(missed * (self.layers + 1) + until)
 
 

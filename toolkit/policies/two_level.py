@@ -98,9 +98,8 @@ class TwoLevel:
     def step(self, needed: Needed) -> TwoLevelChange:
         """Hold what a token needs, and say what changes.
 
-        Raises `UserError`, and changes nothing, for experts or neurons that are not there, or more experts than slots.
+        Raises `UserError`, and changes nothing, for experts that are not there, or more of them than slots.
         """
-        self._check(needed)
         if len(needed) > self.slots:
             raise UserError(
                 f"a token needs {len(needed)} experts of a layer, and memory holds {self.slots}: "
@@ -122,7 +121,6 @@ class TwoLevel:
         Neither they nor those of `protect` are evicted; experts that find no room are left out. An expert counts as
         used when a step needs it. Raises `UserError` as `step` does.
         """
-        self._check(expected)
         admitted = self.residency.admit(list(expected), protect)
         change = self._apply(admitted, {each: expected[each] for each in expected if self.residency.held[each]})
         self.of_experts.prefetched += len(change.placed)
@@ -158,12 +156,3 @@ class TwoLevel:
             return np.flatnonzero(~present)
         neurons = np.unique(np.asarray(neurons, dtype=np.int64))
         return neurons[~present[neurons]]
-
-    def _check(self, needed: Needed) -> None:
-        for expert, neurons in needed.items():
-            if not 0 <= expert < self.experts:
-                raise UserError(f"expert {expert}: the layer has experts 0 to {self.experts - 1}")
-            if neurons is not None and len(neurons) and not 0 <= np.min(neurons) <= np.max(neurons) < self.neurons:
-                raise UserError(
-                    f"neurons {np.min(neurons)} to {np.max(neurons)} of expert {expert}: it has 0 to {self.neurons - 1}"
-                )
