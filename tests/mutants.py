@@ -297,7 +297,7 @@ MUTANTS = [
         "toolkit/costs/machine.py",
         "self.tflop_s * 1e12 / 2))",
         "self.tflop_s * 1e12))",
-        "costs/test_near_data.py",
+        "costs/test_hardware.py",
     ),
     Mutant(
         "toolkit/costs/experts.py",

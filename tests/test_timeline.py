@@ -40,7 +40,6 @@ def test_times_by_hand():
     assert timeline.total_s == 6
     assert [timeline.busy_s(stage) for stage in STAGES] == [6, 1, 1, 0, 0, 0]
     assert timeline.busy_s() == timeline.busy_s("read", "copy") == 6
-    assert timeline.overlap_s == 2
 
 
 def test_a_breakdown_counts_each_instant_once():

@@ -86,11 +86,6 @@ class Timeline:
         """Seconds in which at least one span of these stages (any stage, if none is named) was under way."""
         return union_s((s.start_s, s.end_s) for s in self.spans if not stages or s.stage in stages)
 
-    @property
-    def overlap_s(self) -> float:
-        """Seconds that overlapping saved: the stages' busy times together, less the time that any was busy."""
-        return sum(self.busy_s(stage) for stage in STAGES) - self.busy_s()
-
     def window(self, start_s: float, end_s: float) -> "Timeline":
         """The timeline between two instants, with times counted from the first. Time without a span is stage `other`.
 

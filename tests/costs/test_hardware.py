@@ -115,3 +115,11 @@ def test_more_bytes_never_take_less_time(sizes, few, many):
     curve = Curve.through(list(sizes), list(sizes.values()))
     few, many = sorted((few, many))
     assert 0 < curve.at(few) <= curve.at(many) * (1 + 1e-12)
+
+
+def test_a_product_takes_the_longer_of_bytes_and_multiplications():
+    near = profile("hermes-rtx4090").near_data  # 40 GB/s, 48 · 10⁹ multiply-adds a second
+    assert near.gemv_s(40e9, 1) == pytest.approx(1.0)
+    assert near.gemv_s(1, 48e9) == pytest.approx(1.0)
+    assert near.with_multipliers(64).gemv_s(1, 48e9) == pytest.approx(4.0)
+    assert near.gemv_s([40e9, 80e9], [0, 0]).tolist() == pytest.approx([1.0, 2.0])

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,14 +9,8 @@ from toolkit.costs import memory
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that only `clock.advance(seconds)` moves."""
-
-    class Clock:
-        now = 0.0
-
-        def advance(self, seconds: float) -> None:
-            self.now += seconds
-
-    fake = Clock()
+    fake = SimpleNamespace(now=0.0)
+    fake.advance = lambda seconds: setattr(fake, "now", fake.now + seconds)
     monkeypatch.setattr(memory.time, "perf_counter", lambda: fake.now)
     return fake
 

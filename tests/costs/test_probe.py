@@ -1,12 +1,15 @@
 import errno
 from dataclasses import replace
+from itertools import product
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from toolkit import memory_limits
 from toolkit.costs import disk, memory, probe
-from toolkit.costs.hardware import Storage
+from toolkit.costs.fit import non_negative
+from toolkit.costs.machine import Storage
 from toolkit.costs.probe import KIB, MIB, ProbeSettings, fit_latency, measurements
 from toolkit.errors import UserError
 
@@ -125,3 +128,14 @@ def cells(storage: Storage) -> pd.DataFrame:
     rows = [(chunk, threads) for chunk in (4 * KIB, 32 * KIB, MIB) for threads in (1, 4, 32)]
     table = pd.DataFrame(rows, columns=["chunk_bytes", "threads"])
     return table.assign(value=[storage.read_gb_s(chunk, threads) for chunk, threads in rows])
+
+
+def test_no_point_of_a_grid_fits_better():
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        terms, target = rng.random((5, 2)), rng.standard_normal(5)
+        found = np.array(non_negative(terms, target))
+        assert found.min() >= 0
+        squares = ((terms @ found - target) ** 2).sum()
+        grid = product(np.linspace(0, 3, 61), repeat=2)
+        assert squares <= min(((terms @ tried - target) ** 2).sum() for tried in grid) + 1e-12

@@ -165,6 +165,7 @@ def test_the_offline_problem_has_two_blocks_a_layer_and_all_neurons():
 
 LLAMA, OPT = "llama2-70b", "opt-13b"
 fig14 = functions_of("hermes/fig14")
+visit_gb_s = fig14.visit_gb_s
 
 
 def test_a_fitted_set_keeps_the_multiply_adds_of_a_byte():
@@ -222,3 +223,27 @@ def test_a_drawing_has_the_blocks_of_its_model():
     ffn, attention = small.trace(), small.trace(ATTENTION)
     assert (ffn.units, attention.units, attention.unit) == ((11008,) * 2, (4096,) * 2, ATTENTION)
     assert ffn.active(0).float().mean().item() == pytest.approx(small.law.active, abs=0.03)
+
+
+# GB/s of a cycle-accurate simulator (Ramulator 2.1) with HERMES's timings: bursts a visit, refresh, rate
+SIMULATED = [
+    *((128, False, 25.600), (2, False, 21.005), (1, False, 10.779)),
+    *((128, True, 23.712), (8, True, 23.669), (2, True, 19.579), (1, True, 9.982)),
+    *((128, False, 24.910), (128, True, 23.073)),  # four ranks that share a bus
+]
+
+
+def test_rates_are_within_3_percent_of_a_cycle_accurate_simulator():
+    for bursts, refreshes, gb_s in SIMULATED:
+        assert visit_gb_s(64 * bursts, refreshes=refreshes) == pytest.approx(gb_s, rel=0.03)
+
+
+def test_a_visit_of_one_burst_is_limited_by_banks_by_hand():
+    """Eight banks, each opened once in 76 cycles of 0.625 ns: 8 · 64 bytes in 47.5 ns."""
+    assert visit_gb_s(64, refreshes=False) == pytest.approx(8 * 64 / 47.5)
+    assert visit_gb_s(1, refreshes=False) == pytest.approx(8 / 47.5)  # a burst brings one useful byte
+
+
+def test_ranks_with_their_own_data_add_up():
+    assert visit_gb_s(8192, ranks=4) == pytest.approx(4 * visit_gb_s(8192))
+    assert visit_gb_s(8192, refreshes=False) == fig14.PEAK_GB_S == pytest.approx(25.6)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from toolkit.errors import UserError
 from toolkit.policies.expert_bits import bits_by_usage
 from toolkit.policies.methods import ACCELERATE
-from toolkit.policies.placement import LayerMap, Shares, fitting, layer_maps, needed_bytes, place_layers
+from toolkit.policies.placement import LayerMap, Shares, fitting, needed_bytes, place_layers
 from toolkit.policies.ways import Way
 from toolkit.storage.buffers import HUGE_PAGE_BYTES
 
@@ -49,19 +49,10 @@ def test_layers_that_stay_and_slots_share_a_budget():
     assert needed_bytes(stay[:2], passing[2:], 2) == 5 * HUGE_PAGE_BYTES
 
 
-def test_maps_by_hand():
-    # 13 of 64 layers are near; 2 dense ones make room for 3 at 56.25 %
-    assert layer_maps(10, 16, 9) == {
-        "storage": LayerMap(0, 0, 10),
-        "dram": LayerMap(0, 10, 0),
-        "published": LayerMap(0, 2, 8),
-        "refilled": LayerMap(0, 3, 7),
-    }
-    assert layer_maps(1, 16, 9)["published"] == LayerMap(0, 0, 1)
-
-
 def test_layers_are_placed_by_hand():
     """9 layers, 2 of them near; half as large once packed, they are 4, and 8 at a quarter."""
+    for mapping, dram in {"storage": 0, "dram": 10, "published": 2, "refilled": 3}.items():  # 13 of 64 layers are near
+        assert place_layers(Way("endor", device="cpu"), mapping, 10, 16, 9) == LayerMap(0, dram, 10 - dram)
     packed = Way("endor", device="cpu"), "refilled", 9, 16
     assert place_layers(*packed, 8) == LayerMap(0, 4, 5)
     assert place_layers(*packed, 1) == LayerMap(0, 9, 0)  # none is read, nor should be

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int8, Int64, UInt8
 
 from toolkit.costs.machine import GB, Profile
-from toolkit.errors import UserError, unknown
+from toolkit.errors import UserError
 from toolkit.kernels import states
 from toolkit.kernels.engine.tally import tally
 from toolkit.models.architectures import ARCHITECTURES, ModelShape
@@ -147,14 +147,6 @@ class Serving:
     sampled_tokens: int = 24
     element_bytes: int = 2
     seed: int = 0
-
-    def __post_init__(self):
-        """Refuse a model without a shape, and numbers below one."""
-        if self.model not in ARCHITECTURES:
-            raise unknown("model", self.model, ARCHITECTURES)
-        for name in ("batch", "prompt", "generated", "sampled_layers", "sampled_prompt", "sampled_tokens", "window"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}: {getattr(self, name)}; expected 1 or more")
 
     @property
     def shape(self) -> ModelShape:

@@ -208,9 +208,7 @@ class NearData:
         return np.maximum(np.divide(nbytes, self.bandwidth_gb_s * GB), np.divide(products, self.tflop_s * 1e12 / 2))
 
     def with_multipliers(self, multipliers: int) -> "NearData":
-        """DIMMs with other GEMV units than those of `MULTIPLIERS`. Raises `UserError` for less than one."""
-        if multipliers < 1:
-            raise UserError(f"multipliers: {multipliers}; expected 1 or more")
+        """DIMMs with other GEMV units than those of `MULTIPLIERS`."""
         return replace(self, tflop_s=self.tflop_s * multipliers / MULTIPLIERS)
 
     def dimms_needed(self, nbytes: float) -> int:

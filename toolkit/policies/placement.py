@@ -71,29 +71,18 @@ def needed_bytes(staying: Sequence[int], passing: Sequence[int], slots: int) -> 
     return buffer_bytes(sum(staying)) + buffer_bytes(min(slots, len(passing)) * max(passing, default=0))
 
 
-def layer_maps(layers: int, dense_bytes: int, packed_bytes: int) -> dict[str, LayerMap]:
-    """Where layers live under each mapping, for layers of these bytes.
-
-    OPT-66B has 13 of 64 layers on GPU and CPU (ENDOR, section 3.3). Our measurements compute on the CPU, so DRAM is
-    the nearest tier and takes that share. `refilled` is what fits into the bytes of these once they are packed.
-    """
-    near = round(layers * IN_MEMORY)
-    published = LayerMap(0, near, layers - near)
-    return {
-        "storage": LayerMap(0, 0, layers),
-        "dram": LayerMap(0, layers, 0),
-        "published": published,
-        "refilled": published.refilled(dense_bytes, packed_bytes),
-    }
-
-
 def place_layers(way: Way, mapping: str, layers: int, dense_bytes: int = 1, packed_bytes: int = 1) -> LayerMap:
     """Where the layers of a way live, for layers of these bytes.
 
-    Raises `UserError` for an unknown mapping, or if buffers keep all layers in storage: a second token would find them
-    there and read nothing.
+    OPT-66B has 13 of 64 layers on GPU and CPU (ENDOR, section 3.3). Our measurements compute on the CPU, so DRAM is
+    the nearest tier and takes that share (`published`). `refilled` is what fits into the bytes of these once they are
+    packed. Raises `UserError` for an unknown mapping, or if buffers keep all layers in storage: a second token would
+    find them there and read nothing.
     """
-    maps = layer_maps(layers, dense_bytes, packed_bytes)
+    near = round(layers * IN_MEMORY)
+    published = LayerMap(0, near, layers - near)
+    maps = {"storage": LayerMap(0, 0, layers), "dram": LayerMap(0, layers, 0), "published": published}
+    maps["refilled"] = published.refilled(dense_bytes, packed_bytes)
     if mapping not in maps:
         raise unknown("mapping", mapping, maps)
     where = maps[mapping]

@@ -2,7 +2,7 @@
 
     latency_table(["mixtral-8x7b"], BREAKDOWN)
 
-Quantities that the paper leaves open have a default and a range (`toolkit.costs.experts.INPUTS`). The tables give
+Quantities that the paper leaves open have a default and a range (`toolkit.costs.experts.RANGES`). The tables give
 the least and the most over all corners: each open input that a way depends on at one of its two ends.
 """
 
@@ -17,10 +17,10 @@ import pandas as pd
 from toolkit.costs.experts import (
     CORM,
     DEFAULTS,
-    INPUTS,
     LOADING,
     ON_DEMAND,
     PREDICTOR,
+    RANGES,
     RIVALS,
     ExpertWay,
     LoadingInputs,
@@ -47,10 +47,9 @@ OWN_ROUTING = RoutedModel("smollm2-135m-moe-upcycled")
 def ends(model: str) -> dict[str, tuple]:
     """Both ends of each open input, the default or the nearest to it first; slots up to what fits the GPU."""
     shape = ARCHITECTURES[model]
-    ranged = {name: (INPUTS[name].low, INPUTS[name].high) for name in ("low_bits", "overlap", "accuracy", "reused")}
     fitting = slots_that_fit(shape, machine(), ON_DEMAND)
     switches = {"fixed_scales": (True, False), "gathers_beside": (False, True)}
-    return ranged | {"slots": (shape.experts_per_token, fitting)} | switches
+    return RANGES | {"slots": (shape.experts_per_token, fitting)} | switches
 
 
 @cache

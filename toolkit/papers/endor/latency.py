@@ -10,15 +10,15 @@ table of the paper's machine (`toolkit.costs.null_model`).
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import pandas as pd
 
 from toolkit.costs.hardware import profile
-from toolkit.costs.machine import THIS_MACHINE, Profile
+from toolkit.costs.machine import THIS_MACHINE
 from toolkit.costs.null_model import with_null_model
 from toolkit.costs.stage_tables import beside_dense, beside_measured, way_names
 from toolkit.costs.tables import layer_table, operation_table
-from toolkit.errors import unknown
 from toolkit.measure.accelerate import RIVAL
 from toolkit.measure.passes import PLACEMENTS, labels, measured_spans, spans_of
 from toolkit.measure.rates import this_machine
@@ -39,19 +39,18 @@ def operation_times(
     ops: Sequence[str],
     methods: Sequence[str],
     paths: Sequence[str] = ("host",),
-    repetitions: int = 7,
-    fresh: bool = False,
-    accelerate: bool = False,
+    **measuring: Any,
 ) -> Tables:
     """Single operations, read from the disk: `twin` on the paper's `machine`, `measured` on this one.
 
-    A bar of the figure (`way`) is an operation, where there are several, and a method. With `accelerate`, the disk
-    offload of Hugging Face takes part on this machine.
+    A bar of the figure (`way`) is an operation, where there are several, and a method. `measuring`: settings of
+    `operation_measurements`.
     """
     choices = all_ways(methods=methods, paths=paths)
     modelled, null = with_null_model(operation_table, profile(machine), twin, ops, choices=choices)
-    ours = operation_measurements(measured, ops, methods, repetitions, fresh, accelerate)
-    return _with_ways([modelled, ours], ["op"] * (len(ops) > 1)), null
+    ours = operation_measurements(measured, ops, methods, **measuring)
+    table = pd.concat([modelled, ours], ignore_index=True)
+    return table.assign(way=way_names(table, *["op"] * (len(ops) > 1))), null
 
 
 def layer_times(
@@ -61,23 +60,19 @@ def layer_times(
     methods: Sequence[str],
     placements: Sequence[str] = (),
     paths: Sequence[str] = ("host",),
-    policies: Iterable[str] = ("sequential",),
-    repetitions: int = 5,
-    fresh: bool = False,
+    **measuring: Any,
 ) -> Tables:
     """Whole decoder layers: `twins` on the paper's `machine`, one operation after the other; `measured` on this one.
 
-    `placements` are the tiers that layers lie in: all that a machine has, unless given. `policies` are of this machine.
-    A bar of the figure (`way`) is a model or a placement, whichever there are several of, and a method.
+    `placements` are the tiers that layers lie in: all that a machine has, unless given. A bar of the figure (`way`) is
+    a model or a placement, whichever there are several of, and a method. `measuring`: settings of `layer_measurements`.
     """
     choices = all_ways(methods=methods, paths=paths)
     tables = [with_null_model(layer_table, profile(machine), twin, placements, choices) for twin in twins]
     modelled, null = (pd.concat(each) for each in zip(*tables, strict=True))
-    ours = [
-        layer_measurements(workload, methods, placements or PLACEMENTS, repetitions, fresh, policies)
-        for workload in measured
-    ]
-    return _with_ways([modelled, *ours], ["model" if len(twins) > 1 else "placement"]), null
+    ours = [layer_measurements(workload, methods, placements or PLACEMENTS, **measuring) for workload in measured]
+    table = pd.concat([modelled, *ours], ignore_index=True)
+    return table.assign(way=way_names(table, "model" if len(twins) > 1 else "placement")), null
 
 
 def operation_measurements(
@@ -101,7 +96,8 @@ def operation_measurements(
     for op, shape in workload.shapes(ops).items():  # one by one: notebooks share measurements of the same operation
         spans = measured_spans(workload, {op: shape}, timed, repetitions, fresh=fresh)
         tables.append(_stages(spans, workload, wanted, op))
-    modelled = operation_table(_machine(workload, fresh), workload, ops, choices=choices)
+    machine = this_machine(workload.dtype, workload.sparsity, fresh)
+    modelled = operation_table(machine, workload, ops, choices=choices)
     return _beside(pd.concat(tables, ignore_index=True), modelled)
 
 
@@ -117,13 +113,11 @@ def layer_measurements(
 
     `methods` are of `LAYER_METHODS`. The policy "pipelined" is measured for layers in storage only.
     """
-    for name in methods:
-        if name not in LAYER_METHODS:
-            raise unknown("method for layers", name, LAYER_METHODS)
     choices = all_ways(policies, "cpu", methods)
     spans = measured_spans(workload, workload.shapes(), layer_ways(), repetitions, fresh=fresh)
     wanted = [(way, placement) for placement in placements for way in choices if (way, placement) in layer_ways()]
-    modelled = layer_table(_machine(workload, fresh), workload, placements, choices)
+    machine = this_machine(workload.dtype, workload.sparsity, fresh)
+    modelled = layer_table(machine, workload, placements, choices)
     return _beside(_stages(spans, workload, wanted, "layer"), modelled)
 
 
@@ -148,11 +142,6 @@ def layer_headline(layers: pd.DataFrame) -> dict[str, str]:
     }
 
 
-def _with_ways(tables: Sequence[pd.DataFrame], labels: Sequence[str]) -> pd.DataFrame:
-    table = pd.concat(tables, ignore_index=True)
-    return table.assign(way=way_names(table, *labels))
-
-
 def layer_ways() -> list[Placed]:
     """Every way in which a layer is measured, in one measurement that figures share."""
     one_by_one = all_ways(device="cpu", methods=LAYER_METHODS)
@@ -165,10 +154,6 @@ def _stages(spans: pd.DataFrame, workload: Workload, ways: Iterable[Placed], op:
     shared = {"profile": THIS_MACHINE, **asdict(workload), "op": op}
     tables = [stage_summary(spans_of(spans, placed)).assign(**shared, **labels(placed)) for placed in ways]
     return pd.concat(tables, ignore_index=True).drop(columns=["tokens", "stored_bytes"])
-
-
-def _machine(workload: Workload, fresh: bool) -> Profile:
-    return this_machine(workload.dtype, workload.sparsity, fresh)
 
 
 def _beside(measured: pd.DataFrame, modelled: pd.DataFrame) -> pd.DataFrame:
