@@ -98,11 +98,29 @@ def routed_table(models: Sequence[str], ways: Iterable[ExpertWay] = (CORM, OFFLO
 
 def token_row(model: str, way: ExpertWay, inputs: LoadingInputs, null: bool = False) -> dict[str, str | float]:
     """One token's times and bytes, and its speed over experts on demand: `latency_table` has the columns."""
-    found = timeline(model, way, inputs, null)
+    shape, found = ARCHITECTURES[model], timeline(model, way, inputs, null)
     base_s = timeline(model, ON_DEMAND, inputs, null).total_s
-    speedup = base_s / found.total_s if found.total_s else math.inf  # by the null model, where nothing is loaded
-    row = {"model": model, "way": way.name} | _parts(found) | _traffic(model, way, inputs, found)
-    return row | {"speedup": speedup}
+    predicting_s = sum(span.seconds for span in found.spans if span.op == PREDICTOR)
+    uses, routed, missed = token_loads(shape, way, inputs), shape.layers - shape.dense_layers, 1 - inputs.accuracy
+    loaded_mb = sum(span.nbytes for span in found.spans if span.stage == "copy") / 1e6
+    ahead = (routed - 1) / (routed + (routed - 1) * missed * way.exact) if way.prefetch else 0.0
+    return {
+        "model": model,
+        "way": way.name,
+        "token_ms": 1e3 * found.total_s,
+        "loading_ms": 1e3 * found.busy_s(*LOADING),
+        "compute_ms": 1e3 * found.busy_s("compute"),
+        "overlap_ms": 1e3 * beside_s(found),
+        "predictor_ms": 1e3 * predicting_s,
+        "predictor_percent": 100 * predicting_s / found.total_s if found.total_s else 0.0,
+        "loaded_mb": loaded_mb,
+        "expert_hits": uses.hits,
+        "neuron_hits": inputs.neuron_hits(shape) if way.cached and way.sparse else uses.hits,
+        "prefetched_mb": ahead * loaded_mb,
+        "wasted_mb": missed * ahead * loaded_mb,  # loaded and not needed
+        "predicted": inputs.active if way.prefetch and way.sparse else float(way.prefetch),
+        "speedup": base_s / found.total_s if found.total_s else math.inf,  # by the null model, where nothing is loaded
+    }
 
 
 def timeline(model: str, way: ExpertWay, inputs: LoadingInputs = DEFAULTS, null: bool = False) -> Timeline:
@@ -125,36 +143,6 @@ def _seconds(model: str, way: ExpertWay, inputs: LoadingInputs) -> float:
 def machine(null: bool = False) -> Profile:
     """The paper's machine; of the `null` model, its links alone take time."""
     return links_only(profile(MACHINE)) if null else profile(MACHINE)
-
-
-def _parts(found: Timeline) -> dict[str, float]:
-    predicting_s = sum(span.seconds for span in found.spans if span.op == PREDICTOR)
-    return {
-        "token_ms": 1e3 * found.total_s,
-        "loading_ms": 1e3 * found.busy_s(*LOADING),
-        "compute_ms": 1e3 * found.busy_s("compute"),
-        "overlap_ms": 1e3 * beside_s(found),
-        "predictor_ms": 1e3 * predicting_s,
-        "predictor_percent": 100 * predicting_s / found.total_s if found.total_s else 0.0,
-    }
-
-
-def _traffic(model: str, way: ExpertWay, inputs: LoadingInputs, found: Timeline) -> dict[str, float]:
-    """The units that are cached, loaded, predicted and loaded in vain."""
-    shape = ARCHITECTURES[model]
-    uses = token_loads(shape, way, inputs)
-    loaded_mb = sum(span.nbytes for span in found.spans if span.stage == "copy") / 1e6
-    routed = shape.layers - shape.dense_layers
-    missed = 1 - inputs.accuracy
-    ahead = (routed - 1) / (routed + (routed - 1) * missed * way.exact) if way.prefetch else 0.0
-    return {
-        "loaded_mb": loaded_mb,
-        "expert_hits": uses.hits,
-        "neuron_hits": inputs.neuron_hits(shape) if way.cached and way.sparse else uses.hits,
-        "prefetched_mb": ahead * loaded_mb,
-        "wasted_mb": missed * ahead * loaded_mb,
-        "predicted": inputs.active if way.prefetch and way.sparse else float(way.prefetch),
-    }
 
 
 @cache
