@@ -38,7 +38,7 @@ class Backends(dict[str, Backend]):
         self.for_gpus = for_gpus
 
     def available(self) -> list[str]:
-        """Those that this CPU can run, in their order."""
+        """The names that this CPU can run, in their order."""
         return [name for name, backend in self.items() if all(map(host_has, backend.features))]
 
     def choose(self, name: str, device: torch.device = CPU) -> Backend | str:
