@@ -129,18 +129,13 @@ def test_parts_that_do_not_agree():
     assert torch.count_nonzero(SparseBitmask.from_tensors(SOUND).decode()) == 3
     for part, value, told in (
         ("shape", torch.tensor([4, 12]), "bitmask is"),
-        ("shape", torch.tensor([3, 11]), "bits set beyond column 11"),
         ("shape", torch.tensor([3, -12]), "expected integers from 0"),
         ("shape", torch.tensor([3, 4, 3]), "1 or 2 sizes"),
         ("shape", torch.tensor([3.0, 12.0]), "shape is"),
-        ("compressed", torch.tensor([1.0, 2]), "do not run from 0 to the number of values, 2|bits set"),
         ("compressed", torch.tensor([1.0, 2, 3, 4]), "row 2 has 1 bits set"),
         ("compressed", torch.tensor([1.0, 2, 3], dtype=torch.float64), "compressed is"),
         ("bitmask", torch.tensor([[9, 0], [0, 0], [0, 0]], dtype=torch.uint8), "row 2 has 0 bits set"),
-        ("bitmask", torch.tensor([[9, 0], [0, 0], [0, 8]]), "bitmask is"),
         ("row_offsets", torch.tensor([0, 9, 2]), "row 0 has 2 bits set"),
-        ("row_offsets", torch.tensor([1, 2, 2]), "do not run from 0"),
-        ("row_offsets", torch.tensor([0, 2, 2, 3]), "row_offsets is"),
         ("row_offsets", torch.tensor([0, 2, 2], dtype=torch.int32), "row_offsets is"),
     ):
         with pytest.raises(ValueError, match=told):

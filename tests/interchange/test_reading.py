@@ -105,8 +105,6 @@ def test_other_configs(types, change):
     sound = path.read_text()
     for edit, told in (
         (lambda c: c.pop("quantization_config") and c, "has no sparsity_config"),
-        (lambda c: c["quantization_config"].pop("sparsity_config") and c, "has no sparsity_config"),
-        (lambda c: c.update(quantization_config="packed"), "has no sparsity_config"),
         (lambda c: c["quantization_config"]["sparsity_config"].update(format="sparse-24"), "'sparse-24'"),
         (lambda c: [c], "holds no JSON object"),
     ):
@@ -145,11 +143,9 @@ def test_indices_that_do_not_fit(llama, change):
     for added, told in (
         ({f"{UP}.bitmask": "model-9.safetensors"}, "names 'model-9.safetensors', which does not exist"),
         ({f"{UP}.bitmask": "../llama/config.json"}, "expected the name of a file beside it"),
-        ({f"{UP}.bitmask": ".."}, "which does not exist"),
-        ({f"{UP}.bitmask": None}, "is None; expected the name of a file"),
+        ({f"{UP}.bitmask": None}, "names None for"),
         ({f"{UP}.bitmask": "config.json"}, "config.json cannot be read"),
         ({"more.weight": SHARD}, "lacks tensor 'more.weight'"),
-        ({"more.shape": SHARD}, "lacks tensor 'more.shape'"),
     ):
         change(path, lambda index, added=added: index["weight_map"].update(added))
         with refused(llama, told):

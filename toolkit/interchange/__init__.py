@@ -10,7 +10,8 @@ folder with random numbers in place of its packed weights, and only warn. This m
 `spqr_quant` describes the other layout; `open_checkpoint` and `load_dense_model` read both.
 """
 
-from toolkit.interchange.reading import Checkpoint, load_dense_model, open_checkpoint
+from toolkit.interchange.checkpoint_files import Checkpoint
+from toolkit.interchange.reading import load_dense_model, open_checkpoint
 from toolkit.interchange.spqr_quant import open_spqr_quant, save_spqr_quant
 from toolkit.interchange.writing import save_checkpoint, save_model
 

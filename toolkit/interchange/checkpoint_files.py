@@ -3,7 +3,8 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,97 @@ from torch import Tensor
 from toolkit.errors import UserError
 from toolkit.files import check_memory
 from toolkit.formats import FormatError
+from toolkit.formats.endor import Endor
+from toolkit.formats.sparse_bitmask import SparseBitmask
+from toolkit.formats.spqr import SpQRMatrix
 from toolkit.records import line, load_json, regular_size
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = (".pt", ".pth", ".bin")
+SHARD_BYTES = 5 * 10**9
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """An open checkpoint. It holds names and shapes only and reads a tensor on request.
+
+    The tensors `m.<part>` hold the packed weight of a module `m`, named `m.weight` here, as the model names it. If a
+    `sparse-bitmask` checkpoint is also quantised, only the sparse packing is undone: its scales are ordinary tensors
+    and its weights stay quantised.
+    """
+
+    folder: Path
+    config: dict  # of config.json
+    stored: Mapping[str, Path]  # name of a stored tensor -> file that holds it
+    parts: tuple[str, ...]
+    matrices: Mapping[str, tuple[int, ...]]  # name of a packed weight, in stored order -> its shape
+    unpack: Callable[[Mapping[str, Tensor], Any], SparseBitmask | SpQRMatrix]  # of parts and shape
+
+    @property
+    def packed_names(self) -> list[str]:
+        """The weights that are stored packed, in stored order."""
+        return list(self.matrices)
+
+    @property
+    def names(self) -> list[str]:
+        """All tensors by the names that the model gives them: the packed weights, then the others."""
+        return self.packed_names + [name for name in self.stored if not module_of(name, self.parts)]
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor, dense. Raises `UserError` for an unknown name, `FormatError` if it is damaged."""
+        if name in self.stored:
+            return read_tensor(self.stored[name], name).clone()  # the library's tensors are views of the file
+        return self._read(name).decode()
+
+    def packed(self, name: str) -> Endor | SpQRMatrix:
+        """One packed weight, as its kernels take it; one of spqr_quant is fp16.
+
+        Raises `UserError` for a name that is unknown or not packed, or elements of a type that `Endor` does not hold;
+        `FormatError` if it is damaged.
+        """
+        found = self._read(name)
+        return found.to_endor() if isinstance(found, SparseBitmask) else found
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """All tensors, dense, one after the other. Only one is in memory at a time, unless the caller keeps them."""
+        for name in self.names:
+            yield name, self.tensor(name)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor when dense, by name, from the files' headers. Raises `FormatError`."""
+        others = [name for name in self.names if name not in self.matrices]
+        return dict(self.matrices) | {name: tensor_shape(self.stored[name], name) for name in others}
+
+    def _read(self, name: str) -> SparseBitmask | SpQRMatrix:
+        if name not in self.matrices:
+            kind = "is not packed" if name in self.stored else "does not exist"
+            raise UserError(f"{self.folder}: tensor {name!r} {kind}; the names are in .names and .packed_names")
+        named = {part: f"{name.removesuffix('.weight')}.{part}" for part in self.parts}
+        files = {part: self.stored[key] for part, key in named.items() if key in self.stored}
+        tensors = {part: read_tensor(file, named[part]).clone() for part, file in files.items()}
+        try:
+            return self.unpack(tensors, self.matrices[name])
+        except (ValueError, RuntimeError) as error:
+            raise FormatError(f"{files[self.parts[1]]}: inconsistent weight {name!r}: {line(error)}") from error
+
+
+def module_of(name: str, parts: Sequence[str]) -> str:
+    """The module whose packed weight a tensor is a part of; "" for any other tensor."""
+    module, _, part = name.rpartition(".")
+    return module if part in parts else ""
+
+
+def packed_modules(stored: Mapping[str, Path], parts: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Path]:
+    """The modules whose weights are packed, in stored order, each with its file.
+
+    Raises `FormatError` for one that lacks a part, unless the part is optional.
+    """
+    found = {module: file for name, file in stored.items() if (module := module_of(name, parts))}
+    for module, file in found.items():
+        for part in parts:
+            if part not in optional and f"{module}.{part}" not in stored:
+                raise FormatError(f"{file}: weight '{module}.weight' lacks its tensor '{module}.{part}'")
+    return found
 
 
 def stored_tensors(folder: Path) -> dict[str, Path]:
@@ -43,22 +131,17 @@ def _in_shards(index: Path) -> dict[str, Path]:
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise FormatError(f"{index}: has no weight_map")
+    held: dict[str, Mapping[str, Path]] = {}
     for name, shard in weight_map.items():
-        if not isinstance(shard, str):
-            raise FormatError(f"{index}: weight_map/{name} is {line(shard)}; expected the name of a file")
-    shards = {shard: names_in(_shard(index, shard)) for shard in dict.fromkeys(weight_map.values())}
-    for name, shard in weight_map.items():
-        if name not in shards[shard]:
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise FormatError(f"{index}: names {line(shard)} for {name!r}; expected the name of a file beside it")
+        if shard not in held:
+            if not (index.parent / shard).is_file():
+                raise FormatError(f"{index}: names {shard!r}, which does not exist")
+            held[shard] = names_in(index.parent / shard)
+        if name not in held[shard]:
             raise FormatError(f"{index.parent / shard}: lacks tensor {name!r}, which {INDEX} says it holds")
     return {name: index.parent / shard for name, shard in weight_map.items()}
-
-
-def _shard(index: Path, name: str) -> Path:
-    if Path(name).name != name:
-        raise FormatError(f"{index}: names {name!r}; expected the name of a file beside it")
-    if not (index.parent / name).is_file():
-        raise FormatError(f"{index}: names {name!r}, which does not exist")
-    return index.parent / name
 
 
 def read_tensor(path: Path, name: str) -> Tensor:
@@ -122,9 +205,8 @@ class Shards:
     def close(self) -> None:
         """Write what is left, give all files their final names, and the index if there are several."""
         self._flush()
-        final = [f"model-{number:05}-of-{self.count:05}.safetensors" for number in range(1, self.count + 1)]
-        if self.count == 1:
-            final = [SINGLE]
+        several = [f"model-{number:05}-of-{self.count:05}.safetensors" for number in range(1, self.count + 1)]
+        final = several if self.count > 1 else [SINGLE]
         for number, name in enumerate(final):
             os.replace(self._part(number), self.folder / name)
         if self.count > 1:

@@ -1,94 +1,28 @@
 """Read a checkpoint of another tool one tensor at a time, dense or packed. No code in it is executed."""
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from toolkit.errors import UserError
 from toolkit.files import check_memory, path_of
 from toolkit.formats import FormatError
-from toolkit.formats.endor import Endor
 from toolkit.formats.sparse_bitmask import PARTS, SparseBitmask
-from toolkit.interchange.checkpoint_files import read_object, read_tensor, stored_tensors, tensor_shape
-from toolkit.interchange.spqr_quant import METHOD, SpqrQuantCheckpoint, open_spqr_quant
+from toolkit.interchange.checkpoint_files import Checkpoint, packed_modules, read_object, read_tensor, stored_tensors
+from toolkit.interchange.spqr_quant import METHOD, open_spqr_quant
 from toolkit.models.plain import as_stored, plain
 from toolkit.models.skeleton import CONFIG, check_outline, read_config
-from toolkit.records import line
 
 # older releases wrote the second
 ENTRIES = ("quantization_config", "compression_config")
 FORMAT = "sparse-bitmask"
 
 
-@dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """An open checkpoint. It holds names only and reads a tensor on request.
-
-    Weights of a module `m` are stored as `m.shape`, `m.compressed`, `m.bitmask` and `m.row_offsets`, and named
-    `m.weight` here, as the model names them. If the checkpoint is also quantised, only the sparse packing is undone:
-    its scales are ordinary tensors and its weights stay quantised.
-    """
-
-    folder: Path
-    config: dict  # of config.json
-    stored: Mapping[str, Path]  # name of a stored tensor -> file that holds it
-
-    @property
-    def packed_names(self) -> list[str]:
-        """The weights that are stored packed, in stored order."""
-        modules = dict.fromkeys(module for module, part in map(split, self.stored) if part)
-        return [f"{module}.weight" for module in modules]
-
-    @property
-    def names(self) -> list[str]:
-        """All tensors by the names that the model gives them: the packed weights, then the others."""
-        return self.packed_names + [name for name in self.stored if not split(name)[1]]
-
-    def tensor(self, name: str) -> Tensor:
-        """One tensor, dense. Raises `UserError` for an unknown name, `FormatError` if it is damaged."""
-        if name in self.stored:
-            return read_tensor(self.stored[name], name).clone()  # the library's tensors are views of the file
-        return self._sparse_bitmask(name).decode()
-
-    def packed(self, name: str) -> Endor:
-        """One packed weight, as its kernels take it.
-
-        Raises `UserError` for a name that is unknown or not packed, or elements of a type that `Endor` does not hold;
-        `FormatError` if it is damaged.
-        """
-        packed = self._sparse_bitmask(name).to_endor()
-        return Endor(**{key: value.clone() if torch.is_tensor(value) else value for key, value in vars(packed).items()})
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All tensors, dense, one after the other. Only one is in memory at a time, unless the caller keeps them."""
-        for name in self.names:
-            yield name, self.tensor(name)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor when dense, by name, from the files' headers. Raises `FormatError`."""
-        packed = {name: f"{name.removesuffix('.weight')}.shape" for name in self.packed_names}
-        found = {name: tuple(read_tensor(self.stored[shape], shape).tolist()) for name, shape in packed.items()}
-        return found | {name: tensor_shape(self.stored[name], name) for name in self.names if name not in found}
-
-    def _sparse_bitmask(self, name: str) -> SparseBitmask:
-        module = name.removesuffix(".weight")
-        files = {part: self.stored.get(f"{module}.{part}") for part in PARTS}
-        if module == name or None in files.values():
-            kind = "is not packed" if name in self.stored else "does not exist"
-            raise UserError(f"{self.folder}: tensor {name!r} {kind}; the names are in .names and .packed_names")
-        parts = {part: read_tensor(file, f"{module}.{part}") for part, file in files.items()}
-        try:
-            return SparseBitmask.from_tensors(parts)
-        except (ValueError, RuntimeError) as error:
-            raise FormatError(f"{files['bitmask']}: inconsistent weight {name!r}: {line(error)}") from error
-
-
-def open_checkpoint(folder: str | os.PathLike) -> Checkpoint | SpqrQuantCheckpoint:
+def open_checkpoint(folder: str | os.PathLike) -> Checkpoint:
     """Open a checkpoint folder: config.json, and model.safetensors or its index and shards.
 
     One of spqr_quant is opened as `open_spqr_quant` does. Raises `FormatError`, naming file and tensor, if a file is
@@ -102,12 +36,9 @@ def open_checkpoint(folder: str | os.PathLike) -> Checkpoint | SpqrQuantCheckpoi
         return open_spqr_quant(folder)
     _check_format(folder / CONFIG, config)
     stored = stored_tensors(folder)
-    for name, file in stored.items():
-        module, part = split(name)
-        missing = [other for other in PARTS if part and f"{module}.{other}" not in stored]
-        if missing:
-            raise FormatError(f"{file}: weight {module + '.weight'!r} lacks its tensor {module + '.' + missing[0]!r}")
-    return Checkpoint(folder, config, stored)
+    named = {f"{module}.weight": f"{module}.shape" for module in packed_modules(stored, PARTS)}
+    shapes = {name: tuple(read_tensor(stored[shape], shape).flatten().tolist()) for name, shape in named.items()}
+    return Checkpoint(folder, config, stored, PARTS, shapes, lambda tensors, _: SparseBitmask.from_tensors(tensors))
 
 
 def load_dense_model(folder: str | os.PathLike, dtype: torch.dtype | str = "auto") -> nn.Module:
@@ -159,12 +90,6 @@ def _check_shapes(folder: Path, shapes: Mapping[str, tuple[int, ...]], model: nn
         if shapes.get(name, tuple(tensor.shape)) != tuple(tensor.shape):
             raise FormatError(f"{folder}: mismatched tensor {name} for its {CONFIG}")
     check_memory(sum(tensor.nbytes for tensor in model.state_dict().values()), f"the model of {folder / CONFIG}")
-
-
-def split(name: str) -> tuple[str, str]:
-    """Module and part of a packed weight's tensor. The part of any other tensor is ""."""
-    module, _, part = name.rpartition(".")
-    return (module, part) if module and part in PARTS else (name, "")
 
 
 def _check_format(path: Path, config: dict) -> None:

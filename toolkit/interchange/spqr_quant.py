@@ -15,8 +15,7 @@ A matrix that it cannot hold is refused.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +26,17 @@ from toolkit.errors import UserError
 from toolkit.files import new_folder, path_of
 from toolkit.formats import QUANTISED, FormatError
 from toolkit.formats.spqr import SpQRMatrix
-from toolkit.interchange.checkpoint_files import Shards, own, read_object, read_tensor, stored_tensors, tensor_shape
-from toolkit.interchange.checkpoint_files import write_object as write_config
+from toolkit.interchange.checkpoint_files import (
+    SHARD_BYTES,
+    Checkpoint,
+    Shards,
+    own,
+    packed_modules,
+    read_object,
+    stored_tensors,
+    tensor_shape,
+    write_object,
+)
 from toolkit.kernels.spqr import TILE, tiles
 from toolkit.models.skeleton import CONFIG, check_outline, read_config
 from toolkit.records import line
@@ -37,61 +45,9 @@ METHOD = "spqr"
 PARTS = ("dense_weights", "row_offsets", "col_vals", "in_perm")
 LAYOUT = {"bits": 3, "beta1": TILE, "beta2": TILE}
 MOST_COLUMNS = 1 << 15
-SHARD_BYTES = 5 * 10**9
 
 
-@dataclass(frozen=True, eq=False)
-class SpqrQuantCheckpoint:
-    """An open checkpoint. It holds names and shapes only and reads a tensor on request."""
-
-    folder: Path
-    config: dict  # of config.json
-    stored: Mapping[str, Path]  # name of a stored tensor -> file that holds it
-    matrices: Mapping[str, tuple[int, int]]  # name of a quantised weight -> its shape
-
-    @property
-    def packed_names(self) -> list[str]:
-        """The weights that are stored quantised, in stored order."""
-        return list(self.matrices)
-
-    @property
-    def names(self) -> list[str]:
-        """All tensors by the names that the model gives them: the quantised weights, then the others."""
-        return self.packed_names + [name for name in self.stored if not split(name)[1]]
-
-    def tensor(self, name: str) -> Tensor:
-        """One tensor, dense. Raises `UserError` for an unknown name, `FormatError` if it is damaged."""
-        if name in self.stored and not split(name)[1]:
-            return read_tensor(self.stored[name], name).clone()  # the library's tensors are views of the file
-        return self.packed(name).decode()
-
-    def packed(self, name: str) -> SpQRMatrix:
-        """One quantised weight, as fp16. Raises `UserError` for an unknown name, `FormatError` if it is damaged."""
-        if name not in self.matrices:
-            kind = "is not quantised" if name in self.stored else "does not exist"
-            raise UserError(f"{self.folder}: tensor {name!r} {kind}; the names are in .names and .packed_names")
-        module = name.removesuffix(".weight")
-        files = {part: self.stored[f"{module}.{part}"] for part in PARTS if f"{module}.{part}" in self.stored}
-        parts = {part: read_tensor(file, f"{module}.{part}").clone() for part, file in files.items()}
-        try:
-            return from_tensors(parts, self.matrices[name])
-        except (ValueError, RuntimeError) as error:
-            raise FormatError(f"{files[PARTS[0]]}: inconsistent weight {name!r}: {line(error)}") from error
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All tensors, dense, one after the other."""
-        for name in self.names:
-            yield name, self.tensor(name)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor when dense, by name. Raises `FormatError`."""
-        others = [name for name in self.names if name not in self.matrices]
-        return dict(self.matrices) | {name: tensor_shape(self.stored[name], name) for name in others}
-
-
-def open_spqr_quant(
-    folder: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]] | None = None
-) -> SpqrQuantCheckpoint:
+def open_spqr_quant(folder: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Checkpoint:
     """Open a checkpoint folder: config.json, and model.safetensors or its index and shards.
 
     `shapes` tells the shape of each quantised weight; None takes those of the model that config.json describes. Raises
@@ -102,15 +58,13 @@ def open_spqr_quant(
     config = read_object(folder / CONFIG)
     _check_layout(folder / CONFIG, config.get("quantization_config"))
     stored = stored_tensors(folder)
-    modules = dict.fromkeys(module for module, part in map(split, stored) if part)
-    shapes = _model_shapes(folder, stored) if shapes is None else shapes
-    for module in modules:
-        file = next(stored[f"{module}.{part}"] for part in PARTS if f"{module}.{part}" in stored)
-        if missing := [part for part in PARTS[:3] if f"{module}.{part}" not in stored]:
-            raise FormatError(f"{file}: weight {module + '.weight'!r} lacks its tensor {module + '.' + missing[0]!r}")
-        if len(shapes.get(f"{module}.weight", ())) != 2:
-            raise FormatError(f"{file}: weight {module + '.weight'!r} is no matrix of the model in {folder / CONFIG}")
-    return SpqrQuantCheckpoint(folder, config, stored, {f"{name}.weight": shapes[f"{name}.weight"] for name in modules})
+    shapes, matrices = _model_shapes(folder, stored) if shapes is None else shapes, {}
+    for module, file in packed_modules(stored, PARTS, optional=PARTS[3:]).items():
+        name = f"{module}.weight"
+        if len(shapes.get(name, ())) != 2:
+            raise FormatError(f"{file}: weight {name!r} is no matrix of the model in {folder / CONFIG}")
+        matrices[name] = shapes[name]
+    return Checkpoint(folder, config, stored, PARTS, matrices, from_tensors)
 
 
 def save_spqr_quant(
@@ -138,7 +92,12 @@ def save_spqr_quant(
                 dense.append(name)
                 files.add({name: own(weight)})
                 continue
-            found = {f"{module}.{key}": own(tensor) for key, tensor in _named(name, weight).items()}
+            if not name.endswith(".weight"):
+                raise UserError(f"cannot store {name!r} quantised; expected a name that ends in .weight")
+            try:
+                found = {f"{module}.{key}": own(tensor) for key, tensor in to_tensors(weight).items()}
+            except UserError as error:
+                raise UserError(f"{name}: {error}") from error
             files.add(found)
             quantised.add(module)
             shapes |= {f"{key}.shape": tensor.numel() for key, tensor in found.items()}
@@ -147,7 +106,7 @@ def save_spqr_quant(
         files.close()
         kept = [name for name in dense if name.endswith(".weight")]
         entry = {"quant_method": METHOD, **LAYOUT, "shapes": shapes, "modules_to_not_convert": kept}
-        write_config(part / CONFIG, {**config, "quantization_config": entry})
+        write_object(part / CONFIG, {**config, "quantization_config": entry})
 
 
 def to_tensors(packed: SpQRMatrix) -> dict[str, Tensor]:
@@ -186,21 +145,6 @@ def from_tensors(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> SpQRM
     packed = form(shape, torch.float16, words.view(*tiles(shape), TILE), offsets, col_vals, order)
     packed.check()
     return packed
-
-
-def split(name: str) -> tuple[str, str]:
-    """Module and part of a quantised weight's tensor. The part of any other tensor is ""."""
-    module, _, part = name.rpartition(".")
-    return (module, part) if module and part in PARTS else (name, "")
-
-
-def _named(name: str, packed: SpQRMatrix) -> dict[str, Tensor]:
-    if not name.endswith(".weight"):
-        raise UserError(f"cannot store {name!r} quantised; expected a name that ends in .weight")
-    try:
-        return to_tensors(packed)
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from error
 
 
 def _check_layout(path: Path, entry: object) -> None:

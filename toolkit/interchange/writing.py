@@ -8,20 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from toolkit.errors import UserError
 from toolkit.files import new_folder, path_of
 from toolkit.formats.endor import Endor
-from toolkit.formats.sparse_bitmask import SparseBitmask
-from toolkit.interchange.checkpoint_files import Shards, own, write_object
-from toolkit.interchange.reading import CONFIG, FORMAT, split
+from toolkit.formats.sparse_bitmask import PARTS, SparseBitmask
+from toolkit.interchange.checkpoint_files import SHARD_BYTES, Shards, module_of, own, write_object
+from toolkit.interchange.reading import CONFIG, FORMAT
 from toolkit.models.plain import RoutedExperts, TransposedLinear, as_stored, plain
 from toolkit.models.skeleton import check_reopens
 from toolkit.progress import progress
 
 VERSION = "0.14.0.1"  # of compressed-tensors: the files say that it wrote them
-SHARD_BYTES = 5 * 10**9
 
 
 def save_model(
@@ -49,8 +47,13 @@ def save_model(
     config |= {"architectures": [type(model).__name__], "dtype": str(model.dtype).removeprefix("torch.")}
     with new_folder(path_of(folder)) as part:
         with progress("packing", len(list(model.parameters())), "tensors") as bar:
-            weights = _packed_weights(model, linears, bar)
-            _write(part, weights, _for_transformers_4(config), linears, shard_bytes)
+
+            def weights() -> Iterator[tuple[str, Tensor | SparseBitmask]]:
+                for name, tensor in as_stored(model):
+                    yield name, _smaller(name, tensor) if name.removesuffix(".weight") in linears else tensor
+                    bar.update()
+
+            _write(part, weights(), _for_transformers_4(config), linears, shard_bytes)
         if getattr(model, "generation_config", None) is not None:
             model.generation_config.save_pretrained(part)
         if tokenizer is not None:
@@ -78,12 +81,6 @@ def save_checkpoint(
     """
     with new_folder(path_of(folder)) as part:
         _write(part, weights, config, linears, shard_bytes)
-
-
-def _packed_weights(model: nn.Module, linears: list[str], bar: tqdm) -> Iterator[tuple[str, Tensor | SparseBitmask]]:
-    for name, tensor in as_stored(model):
-        yield name, _smaller(name, tensor) if name.removesuffix(".weight") in linears else tensor
-        bar.update()
 
 
 def _smaller(name: str, weight: Tensor) -> Tensor | SparseBitmask:
@@ -118,7 +115,7 @@ def _write(folder: Path, weights: Iterable, config: Mapping, linears: Iterable[s
 def _stored(name: str, weight: Tensor | Endor | SparseBitmask) -> dict[str, Tensor]:
     """The tensors that hold one weight, each with memory of its own, as safetensors asks."""
     if isinstance(weight, Tensor):
-        if split(name)[1]:
+        if module_of(name, PARTS):
             raise UserError(f"a dense tensor named {name!r} would be taken for a part of a packed weight; rename it")
         tensors = {name: weight}
     else:

@@ -228,11 +228,7 @@ class StateAndParents(TokenState):
     @property
     def nbytes(self) -> int:
         """Bytes of the table and the parents."""
-        return self._table_nbytes + (self.parents.neurons.nbytes if self.parents else 0)
-
-    @property
-    def _table_nbytes(self) -> int:
-        return super().nbytes
+        return super().nbytes + (self.parents.neurons.nbytes if self.parents else 0)
 
     def predict(self, context: Context) -> Int64[np.ndarray, " neurons"]:
         """The neurons whose sum reaches the threshold. Raises `UserError` if the layer before is another model's."""
@@ -267,5 +263,6 @@ class LayerCorrelation(StateAndParents):
         """Tokens before do not matter."""
 
     @property
-    def _table_nbytes(self) -> int:
-        return 0
+    def nbytes(self) -> int:
+        """Bytes of the parents."""
+        return super().nbytes - table_nbytes(self.neurons)

@@ -10,7 +10,7 @@ either order (but for rounding). Here pruning comes first: factors then belong t
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from pathlib import Path
 
@@ -32,36 +32,10 @@ PROBE_TOKENS = 8
 FACTORS = "factors.safetensors"
 
 
-@dataclass(frozen=True)
-class SmoothedGroup:
-    """A norm, and the linears that read it and nothing else."""
-
-    norm: nn.Module
-    linears: tuple[nn.Linear, ...]
-
-
 def check_alpha(alpha: float) -> None:
     """Raise `UserError` for an alpha outside [0, 1]."""
     if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 <= alpha <= 1:
         raise UserError(f"alpha {alpha!r} is out of range; expected a number from 0 to 1, such as {ALPHA}")
-
-
-@dataclass(frozen=True, eq=False)
-class _BlockCall:
-    """The arguments of a block's call, and its output."""
-
-    block: nn.Module
-    args: tuple
-    kwargs: Mapping[str, object]
-    output: Tensor | tuple
-
-    def change(self) -> float:
-        """The relative change of what a block adds to its input: norm of the difference over norm of the old addition.
-
-        The input itself is left out. It is so much larger that it would hide a wrong fold.
-        """
-        before, after = map(_hidden, (self.output, self.block(*self.args, **self.kwargs)))
-        return float((after - before).norm() / (before - _hidden(self.args)).norm())
 
 
 @torch.no_grad()
@@ -121,14 +95,21 @@ def smoothing_factors(
     check_alpha(alpha)
     windows = checked_windows(model, calibration)
     found = groups(model)
-    norms = {name: group.norm for name, group in found.items()}
-    with _largest_outputs(norms) as activations, progress("calibrating SmoothQuant", len(windows), "windows") as bar:
+    largest: dict[str, Tensor] = {}  # magnitude of each channel of a norm's outputs
+
+    def see(name: str, _: nn.Module, args: tuple, output: Tensor) -> None:
+        seen = output.float().abs().flatten(0, -2).amax(dim=0)
+        largest[name] = torch.maximum(largest.get(name, seen), seen)
+
+    hooks = [model.get_submodule(name).register_forward_hook(partial(see, name)) for name in found]
+    with attached(hooks), progress("calibrating SmoothQuant", len(windows), "windows") as bar:
         for window in windows:
             run_decoder(model, window)
             bar.update()
-    if wrong := next((name for name, largest in activations.items() if not largest.isfinite().all()), None):
+    if wrong := next((name for name, seen in largest.items() if not seen.isfinite().all()), None):
         raise UserError(f"outputs of {wrong} are not finite in {model.dtype}; load the model in bfloat16 or float32")
-    return {name: factors(activations[name], _largest_weights(group), alpha) for name, group in found.items()}
+    of_linears = {name: [one.weight.float().abs().amax(dim=0) for one in linears] for name, linears in found.items()}
+    return {name: factors(largest[name], torch.stack(of).amax(dim=0), alpha) for name, of in of_linears.items()}
 
 
 def factors(
@@ -146,13 +127,16 @@ def fold(model: nn.Module, factors: Mapping[str, Float[Tensor, " channels"]]) ->
     Zeros stay zeros. Raises `UserError` if a block does not add what it added before, which happens where something
     other than linears reads a norm, or a norm does more than multiply; the model must be loaded anew then.
     """
-    found, before = groups(model), _block_calls(model)
+    found, calls = groups(model), []
+    keep = lambda *call: calls.append(call)  # noqa: E731
+    with attached([block.register_forward_hook(keep, with_kwargs=True) for block in decoder_blocks(model)]):
+        run_decoder(model, _probe(model))
     for name, factor in factors.items():
-        for parameter in found[name].norm.parameters():  # weight, and bias if there is one
+        for parameter in model.get_submodule(name).parameters():  # weight, and bias if there is one
             parameter.div_(factor)
-        for linear in found[name].linears:
+        for linear in found[name]:
             linear.weight.mul_(factor)
-    change = max(call.change() for call in before)
+    change = max(_change(*call) for call in calls)
     if not change < torch.finfo(model.dtype).eps ** 0.5:
         raise UserError(
             f"smoothing changes what blocks of {type(model).__name__} add, by {change:.0%}: not only linears read "
@@ -160,8 +144,14 @@ def fold(model: nn.Module, factors: Mapping[str, Float[Tensor, " channels"]]) ->
         )
 
 
-def groups(model: nn.Module) -> dict[str, SmoothedGroup]:
-    """The norms that linears of the decoder blocks read, by name. A linear reads a norm if its input is its output.
+def _change(block: nn.Module, args: tuple, kwargs: Mapping[str, object], output: Tensor | tuple) -> float:
+    """The relative change of what a block adds to its input, so large itself that it would hide a wrong fold."""
+    before, after = map(_hidden, (output, block(*args, **kwargs)))
+    return float((after - before).norm() / (before - _hidden(args)).norm())
+
+
+def groups(model: nn.Module) -> dict[str, list[nn.Linear]]:
+    """The linears that read each norm of the decoder blocks, by its name. One reads it if its input is its output.
 
     Raises `UserError` if there is none.
     """
@@ -182,7 +172,7 @@ def groups(model: nn.Module) -> dict[str, SmoothedGroup]:
         run_decoder(model, _probe(model))
     if not readers:
         raise UserError(f"no decoder linear of {type(model).__name__} reads a norm: there is nothing to smooth")
-    return {names[norm]: SmoothedGroup(norm, tuple(linears)) for norm, linears in readers.items()}
+    return {names[norm]: linears for norm, linears in readers.items()}
 
 
 @torch.no_grad()
@@ -218,35 +208,6 @@ def _norms(blocks: nn.ModuleList) -> list[nn.Module]:
     """Modules that hold vectors alone, a weight among them."""
     held = {module: dict(module.named_parameters(recurse=False)) for module in blocks.modules()}
     return [m for m, own in held.items() if "weight" in own and all(p.ndim == 1 for p in own.values())]
-
-
-@contextmanager
-def _largest_outputs(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Float[Tensor, " channels"]]]:
-    """Inside the block, record the largest magnitude of each channel of the modules' outputs, in float32."""
-    largest: dict[str, Tensor] = {}
-
-    def recorder(name: str):
-        def record(_: nn.Module, args: tuple, output: Tensor) -> None:
-            found = output.float().abs().flatten(0, -2).amax(dim=0)
-            largest[name] = torch.maximum(largest[name], found) if name in largest else found
-
-        return record
-
-    with attached([module.register_forward_hook(recorder(name)) for name, module in modules.items()]):
-        yield largest
-
-
-def _largest_weights(group: SmoothedGroup) -> Float[Tensor, " channels"]:
-    return torch.stack([linear.weight.float().abs().amax(dim=0) for linear in group.linears]).amax(dim=0)
-
-
-def _block_calls(model: nn.Module) -> list[_BlockCall]:
-    """One call of each block, on a few tokens."""
-    calls: list[_BlockCall] = []
-    keep = lambda *call: calls.append(_BlockCall(*call))  # noqa: E731
-    with attached([block.register_forward_hook(keep, with_kwargs=True) for block in decoder_blocks(model)]):
-        run_decoder(model, _probe(model))
-    return calls
 
 
 def _hidden(output: Tensor | tuple) -> Tensor:

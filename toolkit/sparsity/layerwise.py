@@ -189,7 +189,11 @@ def change_blocks(
             matrices, statistics = {}, []
             for op, linear in decoder_linears(block).items():
                 if change.statistic == "gram" and windows.numel() < linear.in_features:
-                    _warn_too_short(names[linear], linear.in_features, windows.numel())
+                    words = (
+                        "calibration is short: %d tokens for the %d inputs of %s, so only damping makes its Hessian "
+                    )
+                    words += "definite; give more windows"
+                    log.warning(words, windows.numel(), linear.in_features, names[linear])
                 matrices[op], record = _change(names[linear], linear, grams.get(op), change)
                 statistics.append(record)
             bar.update()
@@ -216,13 +220,3 @@ def _check_pattern(blocks: list[nn.Module], names: Mapping[nn.Module, str], patt
             raise UserError(
                 f"{names[linear]} has {columns} columns, which {pattern.group} does not divide: no {pattern}"
             )
-
-
-def _warn_too_short(name: str, inputs: int, tokens: int) -> None:
-    log.warning(
-        "calibration is short: %d tokens for the %d inputs of %s, so only damping makes its Hessian definite; "
-        "give more windows",
-        tokens,
-        inputs,
-        name,
-    )

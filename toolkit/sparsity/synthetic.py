@@ -13,7 +13,6 @@ a chain of two states. So tokens close to each other share neurons.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,17 +28,6 @@ STEEPEST = 8.0  # exponent of usage over rank
 RANKS = 4096  # that laws are fitted with
 CLOSE = 1e-3  # relative: a law that misses by more does not exist
 LOGITS, TAIL = 1 << 16, 40.0  # points that a beta distribution is summed over, and nats of its tails
-
-
-class Law(Protocol):
-    """How the neurons of a layer are used."""
-
-    @property
-    def persistence(self) -> float:
-        """The correlation of one token and the next, from 0 to 1, the same for all neurons."""
-
-    def usage(self, neurons: int) -> Float64[np.ndarray, " neurons"]:
-        """The share of tokens that each neuron is active for, the most used first."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +177,7 @@ class Drift:
 
 def draw(
     model: str,
-    laws: Sequence[Law],
+    laws: Sequence[UsageLaw | BetaLaw],
     neurons: int,
     tokens: int,
     seed: int = 0,
@@ -207,7 +195,7 @@ def draw(
 
 
 def draw_layers(
-    laws: Sequence[Law],
+    laws: Sequence[UsageLaw | BetaLaw],
     neurons: int,
     tokens: int,
     seed: int = 0,
@@ -229,20 +217,15 @@ def draw_layers(
         drift: hot neurons that exchange their usage with cold ones.
         unit: FFN neurons and attention neurons of the same seed are drawn independently of each other.
 
-    Raises `UserError` for no layer, neuron or token, for `copied` outside of 0 to 1, or with laws that differ.
+    Raises `UserError`, at the first layer, for no layer, neuron or token, for `copied` outside of 0 to 1, or with laws
+    that differ.
     """
     if not laws or neurons < 1 or tokens < 1:
         raise UserError(f"{len(laws)} layers, {neurons} neurons, {tokens} tokens: expected 1 or more of each")
     if not 0 <= copied <= 1 or (copied and len(set(laws)) > 1):
         raise UserError(f"copied {copied}: expected a chance from 0 to 1, and above 0 the same law for all layers")
-    return _draw_layers(laws, neurons, tokens, seed, copied, drift or Drift(0), unit)
-
-
-def _draw_layers(
-    laws: Sequence[Law], neurons: int, tokens: int, seed: int, copied: float, drift: Drift, unit: str
-) -> Iterator[UInt8[np.ndarray, "tokens neurons"]]:
     usages = {law: law.usage(neurons) for law in set(laws)}
-    when, *pairs = drift.exchanges(neurons, tokens, seed)
+    when, *pairs = (drift or Drift(0)).exchanges(neurons, tokens, seed)
     events, linked = np.empty(0, np.uint8), {}
     for layer, law in enumerate(laws):
         place = ranks(neurons, layer, seed, unit)

@@ -13,9 +13,8 @@ from toolkit.errors import unknown
 from toolkit.predictors import FewBits, predicted
 from toolkit.sparsity import Magnitudes, thresholded
 from toolkit.sparsity.calibration import Calibration
-from toolkit.sparsity.relu import fatrelu, gate_limits
 from toolkit.sparsity.shares import LEVELS, check_range, fisher_losses, shares_of
-from toolkit.sparsity.thresholds import watched
+from toolkit.sparsity.thresholds import fatrelu, gate_limits, watched
 from toolkit.studies.loaded import loaded, tokens_of
 from toolkit.studies.quality import Alteration, EvaluationSettings
 
