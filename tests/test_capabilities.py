@@ -112,3 +112,13 @@ def test_every_named_test_is_there():
     trees = {file: ast.parse((ROOT / file).read_text(encoding="utf-8")) for file, _ in named.values()}
     functions = {file: {getattr(node, "name", "") for node in tree.body} for file, tree in trees.items()}
     assert [name for name, (file, test) in named.items() if test not in functions[file]] == []
+
+
+def test_modules_that_pages_name_are_there():
+    pages = [*PAGES, ROOT / "CONTRIBUTING.md", *ROOT.glob("benchmarks/*.md")]
+    named = {
+        name
+        for page in pages
+        for name in re.findall(r"`([a-z_/0-9]+/[a-z_0-9]+\.py)`", page.read_text(encoding="utf-8"))
+    }
+    assert not {name for name in named if not any((ROOT / at / name).exists() for at in ("", "toolkit"))}
