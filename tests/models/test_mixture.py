@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from tests.models.test_models import LLAMA, small
 from toolkit.errors import UserError
-from toolkit.models import decoder_blocks, load_model
+from toolkit.models import decoder_blocks, ffn, load_model
 from toolkit.models.adapters import LowRankDifference, named_linears
 from toolkit.models.experts import decoder_experts
 from toolkit.models.ffn import decoder_ffns
@@ -64,6 +64,7 @@ def test_a_saved_split_model_opens_again(tmp_path, monkeypatch):
     model = split_model()
     check_reopens(model)
     model.save_pretrained(tmp_path)
+    monkeypatch.setattr(ffn, "_TRIED", {})  # as in a new process: FFNs are found in a model without weights
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: None)
     opened, _ = load_model(str(tmp_path), torch.float32)
     assert isinstance(decoder_blocks(opened)[0].mlp, SplitMixture)

@@ -209,7 +209,12 @@ def _output(module: nn.Module, arguments: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def _random_linear(inputs: int, outputs: int, bias: bool, seed: int) -> nn.Linear:
-    return linear_of(_random(outputs, inputs, seed) / inputs**0.5, _random(1, outputs, seed)[0] if bias else None)
+    linear = nn.Linear(inputs, outputs, bias, device="meta")
+    weights = {"weight": _random(outputs, inputs, seed) / inputs**0.5, "bias": _random(1, outputs, seed)[0]}
+    for name in [*linear._parameters] if bias else ["weight"]:
+        # past `register_parameter`, which has a model that is made without weights forget them
+        linear._parameters[name] = nn.Parameter(weights[name], requires_grad=False)
+    return linear
 
 
 def _random(rows: int, columns: int, seed: int) -> Tensor:

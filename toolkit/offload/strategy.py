@@ -93,10 +93,11 @@ class Strategy(ABC):
 
 
 class OnDemand(Strategy):
-    """What a token needs is read: `ffns` are the modules in the places of the model's FFNs or routed experts.
+    """A strategy that reads only what a token needs.
 
-    Raises `UserError` for options of layers that are streamed whole, any of the `refused` that is not None, and, unless
-    there is use for a `gpu`, that; and for a model that `check` refuses.
+    `ffns` are the modules in the places of the model's FFNs or routed experts. Raises `UserError` for options of layers
+    that are streamed whole, any of the `refused` that is not None, and, unless there is use for a `gpu`, that; and for a
+    model that `check` refuses.
     """
 
     def __init__(
