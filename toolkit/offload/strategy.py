@@ -96,8 +96,8 @@ class OnDemand(Strategy):
     """A strategy that reads only what a token needs.
 
     `ffns` are the modules in the places of the model's FFNs or routed experts. Raises `UserError` for options of layers
-    that are streamed whole, any of the `refused` that is not None, and, unless there is use for a `gpu`, that; and for a
-    model that `check` refuses.
+    that are streamed whole, any of the `refused` that is not None, and, unless there is use for a `gpu`, that; and for
+    a model that `check` refuses.
     """
 
     def __init__(
