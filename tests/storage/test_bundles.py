@@ -23,7 +23,7 @@ CHOSEN = np.array([0, 1, 2, 7, 46, 47])
 @pytest.fixture(scope="module", params=["Llama", "OPT"])
 def stored(request, tmp_path_factory):
     """A model, and a store of its FFNs in both layouts."""
-    model = small(request.param, **FAMILIES[request.param][0]).bfloat16().eval().requires_grad_(False)
+    model = small(request.param, **FAMILIES[request.param]).bfloat16().eval().requires_grad_(False)
     folder = tmp_path_factory.mktemp("bundles") / "store"
     write_store(folder, bundles.bundle_ops(decoder_ffns(model), bundles.LAYOUTS))
     store = Store.open(folder)
