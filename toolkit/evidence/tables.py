@@ -162,10 +162,11 @@ def write_scores(folder: Path) -> None:
     """Write two tables beside one machine's kept results: `scores.csv` and `model_error.csv`.
 
     `scores` is `score_table` of its comparisons; `model_error` has a row a notebook, and one for all together, with the
-    fields of `toolkit.costs.stage_tables.model_error`.
+    fields of `toolkit.costs.stage_tables.model_error`. One without rows is not written.
     """
-    write_csv(folder / "scores.csv", score_table(comparisons(folder)))
-    write_csv(folder / "model_error.csv", model_errors(folder))
+    for name, table in {"scores": score_table(comparisons(folder)), "model_error": model_errors(folder)}.items():
+        if len(table):
+            write_csv(folder / f"{name}.csv", table)
 
 
 def score_table(comparisons: pd.DataFrame) -> pd.DataFrame:
