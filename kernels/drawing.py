@@ -53,7 +53,7 @@ def draw_events(events, states, usage, persistence):
 
 @compiled
 def gather(out, values, places):
-    """A loop of its own, since LLVM vectorises the others only without it."""
+    """A separate loop, since LLVM vectorises the other loops only without it."""
     for i in range(len(out)):
         out[i] = values[places[i]]
 
@@ -103,9 +103,9 @@ def draw_layer(
 ) -> tuple[UInt8[np.ndarray, "tokens neurons"], UInt8[np.ndarray, "tokens neurons"]]:
     """Which neurons are active (1 or 0), and the events that made them so, for the layer behind this one.
 
-    An event makes a neuron fire (`FIRES` and `KEEPS` are set), keep what it did for the token before (`KEEPS`), or stay
-    idle (0). The first two have the chances `usage` · (1 − `persistence`) and `persistence`, so that a neuron is active
-    for `usage` of the tokens. For the first token the chances are `usage` and 0.
+    An event makes a neuron fire (`FIRES` and `KEEPS` are set), repeat its activity of the token before (`KEEPS`), or
+    stay idle (0). The first two have the chances `usage` · (1 − `persistence`) and `persistence`, so that a neuron is
+    active for `usage` of the tokens. For the first token the chances are `usage` and 0.
 
     Args:
         usage: the share of tokens that each neuron is active for.

@@ -1,7 +1,7 @@
 """System calls that read many ranges of a file in one compiled call, which holds no lock of the interpreter.
 
-`toolkit.storage` checks ranges and errors. These are kernels, since what Numba compiled is kept for the sources of this
-folder only (`toolkit.kernels.engine`).
+`toolkit.storage` checks ranges and errors. They stand among the kernels because compiled code is kept for the sources
+of this folder only (`toolkit.kernels.engine`).
 
 `read` has many threads take ranges in turn and read them. `read_many` has many reads under way from a single thread, by
 Linux's native asynchronous I/O (`io_submit`), whose system calls have no functions in the C library: requests and
@@ -26,7 +26,7 @@ pread = types.ExternalFunction("pread", types.int64(types.int32, types.intp, typ
 
 @compiled
 def read(descriptor, offsets, sizes, places, target, taken):
-    """Take ranges that nobody has taken and read them; the number of one that failed or fell short, else of ranges."""
+    """Take free ranges and read them. Returns the index of one that failed or fell short, else the number of ranges."""
     start = target.ctypes.data
     index = add(taken.ctypes.data, 0, 1)
     while index < len(offsets):

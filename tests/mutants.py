@@ -532,7 +532,7 @@ def copied(folder: Path) -> Path:
 
 
 def planted(copy: Path, mutant: Mutant) -> str:
-    """What becomes of a mutant: "killed", "survived", "its text is gone" or "its tests cannot run"."""
+    """The fate of a mutant: "killed", "survived", "its text is gone" or "its tests cannot run"."""
     file, begun_s = copy / mutant.file, time.perf_counter()
     source = file.read_text(encoding="utf-8") if file.is_file() else ""
     if source.count(mutant.old) != 1:

@@ -78,7 +78,7 @@ def linears(model, block):
 
 
 def layer_inputs(model, windows, block):
-    """What each linear of a block sees, [tokens, columns], in plain forward passes of the whole model."""
+    """The inputs of each linear of a block, [tokens, columns], in plain forward passes of the whole model."""
     seen = {name: [] for name in linears(model, block)}
     handles = [
         module.register_forward_hook(lambda _, args, output, name=name: seen[name].append(args[0].flatten(0, -2)))

@@ -40,7 +40,7 @@ class TwoLevel:
         self.neurons, self.slots, self.held = neurons, slots, {}
 
     def step(self, needed):
-        """What a token that needs these neurons of these experts evicts and loads."""
+        """The experts that a token evicts and the neurons that it loads, given the neurons that it needs."""
         before = set(self.held)
         self.held |= {expert: self.held.pop(expert, set()) for expert in sorted(needed)}
         while len(self.held) > self.slots:

@@ -38,7 +38,7 @@ def error(weights, diagonal):
 
 
 def gains(weights, diagonal):
-    """What the error of a group falls by if a weight is put at zero, for each of its weights."""
+    """The fall of a group's error if a weight is put at zero, for each of its weights."""
     whole = error(weights, diagonal)
     return [whole - error([0.0 if k == i else w for k, w in enumerate(weights)], diagonal) for i in range(len(weights))]
 

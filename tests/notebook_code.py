@@ -9,7 +9,7 @@ from toolkit.evidence.catalogue import PARAMETERS, notebooks, read_cells
 
 @cache
 def functions_of(notebook: str) -> SimpleNamespace:
-    """What a notebook imports and defines, by name: parameters, functions, classes, and constants in capitals."""
+    """The names that a notebook imports and defines: parameters, functions, classes, and constants in capitals."""
     path = notebooks()[notebook].path
     cells = [cell for cell in read_cells(path) if cell.kind == "code"]
     body = [one for cell in cells for one in ast.parse(cell.source).body if PARAMETERS in cell.tags or _defines(one)]

@@ -60,7 +60,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
-    """What `load_pruned` keeps of tiny models is worth nothing later."""
+    """The tiny models that `load_pruned` keeps have no use later."""
     monkeypatch.setattr("toolkit.paths.cache_dir", lambda: tmp_path / "cache")
 
 
@@ -81,7 +81,7 @@ def run_command(folder, *more, tokens=6):
 
 
 def generated(model, tokenizer):
-    """What a model in memory says after the prompt."""
+    """The text of a model in memory after the prompt."""
     tokens = model.generate(**tokenizer(PROMPT, return_tensors="pt"), max_new_tokens=6, do_sample=False)
     return tokenizer.decode(tokens[0]).strip()
 
@@ -188,7 +188,7 @@ def test_the_quality_of_a_model_with_thresholds_is_not_called_dense(model, tmp_p
 
 
 def test_git_ignores_what_the_documented_commands_write():
-    """Else results say that they were made with uncommitted changes."""
+    """Without this, results say that they were made with uncommitted changes."""
     texts = [(paths.root() / name).read_text(encoding="utf-8") for name in ("README.md", "docs/commands.md")]
     folders = {folder for text in texts for folder in re.findall(r"--out (\S+)", text)}
     assert "packed" in folders

@@ -27,7 +27,7 @@ WORDS = 50
 
 
 def run(name):
-    """What the code cells of an explorer define."""
+    """The names that the code cells of an explorer define."""
     names = {"__name__": name}
     for cell in read_cells(FOLDER / f"{name}.ipynb"):
         if cell.kind == "code":

@@ -38,7 +38,7 @@ GUIDE = (paths.root() / "docs" / "extending.md").read_text(encoding="utf-8")
 
 
 def example(word: str, **names):
-    """What the code block that defines `word` defines."""
+    """The names that the code block with `word` defines."""
     blocks = map(textwrap.dedent, re.findall(r"^ *```python\n(.*?)^ *```$", GUIDE, re.MULTILINE | re.DOTALL))
     (block,) = (block for block in blocks if re.search(rf"^(class|def) {word}\b|^{word} = ", block, re.MULTILINE))
     names = {"__name__": __name__} | names

@@ -38,7 +38,7 @@ def _eager(monkeypatch):
 
 
 def shown(run, stderr=None):
-    """What goes to stderr meanwhile."""
+    """The text on stderr meanwhile."""
     with contextlib.redirect_stderr(stderr or io.StringIO()) as found:
         run()
     return found.getvalue()

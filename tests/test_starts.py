@@ -1,4 +1,4 @@
-"""What every notebook waits for before it starts: packages that take a second to import and that nothing here uses."""
+"""Packages that every notebook would wait for: they take a second to import, and nothing here uses."""
 
 import subprocess
 import sys

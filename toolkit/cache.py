@@ -7,7 +7,7 @@ makes a new artefact. It is made in a scratch folder and renamed.
 `@kept("kind")` keeps what a function returns, `@kept_folder("kind")` the files that it writes: the arguments are the
 key. `cached` and `cached_table` take key and code as they are, for what depends on more than arguments and a module.
 
-An artefact stands for work of up to hours, so none is removed unless the user says so, by `TOOLKIT_CACHE_GB` or
+An artefact may have taken hours, so none is removed unless the user asks for it, by `TOOLKIT_CACHE_GB` or
 `./papermill_runs.sh --clean GB`. The least recently used go first. A process keeps a shared lock on the folders that it
 uses, and these stay. Artefacts that take seconds to make (`shelf`) also go when they were not used for a month.
 """
@@ -72,7 +72,7 @@ def kept(kind: str, without: Iterable[str] = (), key: Callable[..., Mapping[str,
         without: modules left out of the code, as `sources.dependencies` takes them. The code is the function's module
             with all that it imports.
         key: what the table depends on beside the arguments, such as a checksum of weights. It is called with those
-            arguments that it names. A part that has the name of an argument stands in that argument's place.
+            arguments that it names. A part with the name of an argument replaces that argument.
 
     Raises `TypeError` for an argument that is no plain value, dataclass, list, tuple or dictionary: a path, say, does
     not tell what the file holds. Raises `UserError` for a function of a notebook's cell, whose code cannot be followed,
@@ -119,7 +119,7 @@ def kept_folder(kind: str, without: Iterable[str] = (), key: Callable[..., Mappi
 
 
 def _key(function: Callable, bound: inspect.BoundArguments, more: Callable[..., Mapping[str, object]]) -> dict:
-    """The function's name, its arguments with defaults, and what `more` adds to them or puts in their place."""
+    """The function's name, its arguments with defaults, and the parts that `more` adds or replaces."""
     bound.apply_defaults()
     arguments = bound.arguments
     wanted = arguments.keys() & (() if more is dict else inspect.signature(more).parameters)
@@ -160,8 +160,8 @@ def cached(kind: str, key: dict, code: Iterable[Path], make: Callable[[Path], No
         fresh: make it again, and replace the kept one once that has succeeded.
 
     A second process that asks for the same artefact waits. One with a missing or shortened file is made again, with a
-    warning. A cache that cannot be written serves what is in it.
-    Raises `UserError` when an artefact has to be made and no space is left or the folder cannot be written.
+    warning. A cache that cannot be written is still read. Raises `UserError` when an artefact has to be made and no
+    space is left or the folder cannot be written.
     """
     folder, recipe = _place(kind, key, code)
     limit_bytes = _limit_bytes()
@@ -280,7 +280,7 @@ def _leaves(key: dict) -> Iterator[object]:
 
 
 def _use(folder: Path) -> bool:
-    """Hold an artefact, and say whether it is there and whole. In this order, so that nobody removes it in between."""
+    """Lock an artefact first, so that nobody removes it, then return whether it is there and whole."""
     _hold(folder)
     return _fault(folder) is None
 

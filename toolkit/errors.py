@@ -1,4 +1,4 @@
-"""Errors that are written for the user, and the one place where a command line tells them."""
+"""Errors for the user, and the one place where a command line prints them."""
 
 import argparse
 import difflib
@@ -57,7 +57,7 @@ def disk_trouble(
     """The one-line error for trouble with a disk: it names the path, what is wrong and what helps.
 
     `path` is what the error is about; without it, it is the file that the error names. `elsewhere` says how to use
-    another place. None for an error of another kind, and where no path is known: such errors are faults of the program.
+    another place. None for an error of another kind, or without a path: such errors are faults of the program.
     """
     found = _errno(error)
     path = path if path is not None else getattr(error, "filename", None)

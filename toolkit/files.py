@@ -2,7 +2,7 @@
 
 All that is written is first made in a scratch folder beside its place, which only its owner can enter, and renamed when
 it is whole. The folder goes at the end, also after an error or Ctrl-C. Remains of a killed process are removed when
-somebody next writes beside them: a lock inside tells whether its process lives.
+another process writes beside them: a lock inside shows whether its process lives.
 """
 
 import contextlib
@@ -91,7 +91,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """A folder of our own in `parent`, removed at the end of the block. Its own lock is the only file in it.
+    """A private folder in `parent`, removed at the end of the block. It holds its lock file and nothing else.
 
     Raises `UserError` if it cannot be made.
     """
@@ -141,7 +141,7 @@ def make_folder(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def locked(file: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock that a file stands for; it is made if need be. Whoever dies lets go.
+    """Hold the lock of a file, which is made if needed. The lock of a process that dies is released.
 
     Gives False, without the lock, if another process or thread has it and `wait` is not set. Whoever holds the lock may
     remove the file. Raises `UserError` if the file cannot be opened; a link is refused.
@@ -264,7 +264,7 @@ def _shown(path: str | bytes | os.PathLike) -> Path:
 
 
 def elsewhere(path: Path) -> str:
-    """How to use another place than that of a path."""
+    """Words that say how to use another place than a path's."""
     for variable, place in PLACES.items():
         with contextlib.suppress(UserError):  # there is no checkout
             if path.absolute().is_relative_to(place().absolute()):

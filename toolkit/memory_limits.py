@@ -3,8 +3,8 @@
     total_bytes()   # as much as it can ever have
     free_bytes()    # as much as it can take now without swapping
 
-Linux says both for the machine in /proc/meminfo, which knows no limits. The groups are memory cgroups of version 1 or
-2, the process's own and all above it. (Linux: Documentation/admin-guide/cgroup-v1/memory.rst, cgroup-v2.rst.)
+Linux gives both for the machine in /proc/meminfo, which leaves limits out. The groups are memory cgroups of version 1
+or 2, the process's own and all above it. (Linux: Documentation/admin-guide/cgroup-v1/memory.rst, cgroup-v2.rst.)
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""How many weights become zero, and in which pattern. It imports no torch, so that bad input is told at once."""
+"""The share of weights that become zero, and their pattern. It imports no torch, so bad input is refused at once."""
 
 import math
 import re

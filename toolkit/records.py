@@ -40,7 +40,7 @@ def expect_regular(status: os.stat_result) -> None:
 def load_json(path: Path, error: type[UserError] = UserError, words: str = "cannot be read") -> Any:
     """The contents of a JSON file.
 
-    Raises `error`, which says the `words`, if it cannot be read, is too large or nested too deeply.
+    Raises `error`, with the `words` in its message, if it cannot be read, is too large or nested too deeply.
     """
     return _load(path, json.loads, error, words)
 

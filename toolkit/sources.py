@@ -1,7 +1,7 @@
 """Finds the project files that a piece of code uses. It reads imports and runs nothing.
 
-A name that a package only passes on (`from toolkit.models import decoder_blocks`) leads to the module that defines it,
-and not to all that the package's `__init__` imports.
+A name that a package re-exports (`from toolkit.models import decoder_blocks`) leads to the module that defines it, and
+not to all imports of the package's `__init__`.
 
 A module that reads data files says so in a constant, `READS = ("data/hardware/*.yaml",)`: patterns below the checkout.
 The caller fills in a name in braces, such as `{paper}`; without a value it stands for every name. When one of these
@@ -26,10 +26,11 @@ PLUMBING = tuple(
 
 
 def dependencies(*modules: str, without: Iterable[str] = ()) -> list[Path]:
-    """The project files that decide what the named modules compute: what they import, they themselves, data they read.
+    """The project files on which the named modules' results depend: the modules, their imports and the data they read.
 
     Imports inside functions count too. The modules of `without` are left out, with what only they import: registries,
-    so that a new entry changes nothing for the others, and what is part of the key in another way. So is `PLUMBING`.
+    so that a new entry changes nothing for the others, and modules that the key covers in another way. `PLUMBING` is
+    left out, too.
     """
     left_out = {file for module in (*without, *PLUMBING) if (file := _file(module))}
     return _closure({file for module in modules if (file := _file(module))}, {}, left_out)

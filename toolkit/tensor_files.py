@@ -29,7 +29,7 @@ AGAIN = "make the file again"
 
 
 def save(path: str | os.PathLike, kind: str, about: Mapping[str, str], tensors: Mapping[str, "Tensor"]) -> None:
-    """Replace a file by tensors and what is said about them. `kind` tells files of different contents apart.
+    """Replace a file by tensors and words about them. `kind` distinguishes files of different contents.
 
     Tensors that share memory are each stored. Raises `UserError` for trouble with the disk.
     """

@@ -47,7 +47,7 @@ class Span:
     layer: int | None = None
 
     def __post_init__(self):
-        """Refuse values that no clock can give."""
+        """Refuse impossible values."""
         if self.stage not in STAGES:
             raise unknown("stage", self.stage, STAGES)
         if not 0 <= self.start_s <= self.end_s < float("inf") or self.nbytes < 0:

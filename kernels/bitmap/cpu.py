@@ -3,9 +3,9 @@
 All arrays hold bits: floating-point elements travel as unsigned integers of their width, so one compiled function
 serves fp16 and bf16 alike. Each function works on rows `first` to `last` and releases the GIL.
 
-Packed matrices come from files, so the kernels that read them stay within `values` whatever offsets and bits say:
-`first_value` bounds the start of a row, and nothing is read from the last value on. Contents that contradict each other
-give wrong numbers there (`Bitmap.check` finds them), never a read outside.
+Packed matrices come from files, so the kernels stay within `values` for any offsets and bits: `first_value` bounds the
+start of a row, and nothing is read behind the last value. Contents that contradict each other give wrong numbers
+(`Bitmap.check` finds them), never a read outside.
 """
 
 from functools import cache
@@ -22,7 +22,7 @@ from toolkit.kernels.engine.elements import TO_FLOAT32
 def mark(dense, significant, bitmap, counts, blocks, first, last):
     """Set a bit for every element with a `significant` bit (all but the sign, for floats), and count them.
 
-    `counts` gets those of each row, `blocks` those of the row before each of its blocks.
+    `counts` gets the number in each row, `blocks` the number in the row before each of its blocks.
     """
     columns = dense.shape[1]
     for row in range(first, last):

@@ -1,11 +1,11 @@
 """The bitmap kernels for CPUs with SIMD: a word, 32 columns, at a step.
 
-The step that every kernel here turns on is `expand(values, at, word)`: it reads the next values and puts each in the
-lane of its set bit, with zeros between. It may read, but never uses, up to `values[at + 31]`. There is one for each
-kind of CPU; `decompress` and `matvec` are given it.
+Every kernel here is built on one step, `expand(values, at, word)`: it reads the next values and puts each in the lane
+of its set bit, with zeros between. It may read, but never uses, up to `values[at + 31]`. There is one for each kind of
+CPU; `decompress` and `matvec` are given it.
 
-Full words with 32 values left go the fast way, so that nothing is read beyond the values and they need no padding; what
-remains of a row, or of the values, goes bit by bit.
+Words with at least 32 values left take the fast path, so nothing is read beyond the values and they need no padding.
+The rest of a row, or of the values, is processed bit by bit.
 """
 
 from functools import cache
@@ -47,7 +47,7 @@ ABSENT = 0x80  # a shuffle index that gives a zero
 
 @intrinsic
 def by_shuffle(typing_context, values, at, word):
-    """With SSSE3's byte shuffle: a table tells, for every pattern of 4 or 8 bits, where each byte goes."""
+    """With SSSE3's byte shuffle: a table holds, for every pattern of 4 or 8 bits, the place of each byte."""
     width = values.dtype.bitwidth // 8
     lanes = min(REGISTER // width, 8)
 

@@ -6,7 +6,7 @@ words. Then the warp walks along the block. At each step a lane takes the column
 fp16). Their first value lies after the values before their word and those of the word's lower bits. So neighbouring
 lanes read neighbouring values, all from a few cache lines, and each writes its eight bytes at once.
 
-A lane takes its words for empty if their values would lie outside `values`: packed matrices come from files, and no
+A lane treats its words as empty if their values would lie outside `values`: packed matrices come from files, and no
 contents may make a kernel read elsewhere.
 
 Elements are handled as bits. Positions of values are 64-bit. Kernels run on torch's current stream. In Numba's
@@ -142,7 +142,7 @@ def columns_left(columns, block):
 
 @cuda.jit(device=True, inline="always")
 def values_before(entry, mask):
-    """The number of the block's values before the first of the word's bits that `mask` leaves out."""
+    """The number of the block's values before the first bit of the word outside `mask`."""
     return uint32(uint32(entry >> uint64(32)) + uint32(cuda.popc(uint32(entry & uint64(mask)))))
 
 

@@ -29,9 +29,9 @@ def value(word, bits):
 
 @cache
 def lane_words(storage: str):
-    """The function that tells which words a lane takes of a row: the first, the end, and the distance of two.
+    """The function that gives a lane's words of a row: the first, the end, and the stride.
 
-    The row's words are shared by `parts` lanes, of which this is the one with the number `part`.
+    `parts` lanes share the row's words; `part` is the number of this lane among them.
     """
     where = span(storage)
     if SIMULATED:

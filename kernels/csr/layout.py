@@ -108,7 +108,7 @@ class Outliers(ABC):
         return places[torch.from_numpy(np.lexsort((self.columns()[places].numpy(), self.rows()[places].numpy())))]
 
     def check(self) -> None:
-        """Raise `ValueError` unless `encode` would pack so what the words hold: finite numbers, one a place at most."""
+        """Raise `ValueError` unless the words are as `encode` packs them: finite numbers, at most one per place."""
         if bool((self.offsets.diff() < 0).any()):
             raise ValueError("offsets fall")
         if np.any(self._bits() >> np.uint64(column_bits(self.shape[1]) + 16)):

@@ -35,7 +35,7 @@ def within(first, end, count):
 
 @cache
 def span(storage: str):
-    """The function that tells where a row of a block has its words: the first, the end, and the distance of two.
+    """The function that gives the words of a row of a block: the first, the end, and the stride.
 
     They are cut to the `count` words that there are.
     """

@@ -3,9 +3,9 @@
 Numba compiles each kernel. Three things around it are ours, each for a reason:
 
 - `parallel`: kernels run on torch's own team of threads, and many can run by one call.
-- `compiled`: Numba's cache files (`cache=True`) see changes of one source file only, do not find closures over compiled
-  functions again, and mix up entries that two processes write at once. Here a file's name is a digest of all that the
-  machine code depends on, the contents of every kernel's file among them.
+- `compiled`: Numba's cache (`cache=True`) sees changes of one source file only, does not find closures over compiled
+  functions again, and mixes up entries that two processes write at once. Here a file's name is a digest of everything
+  that the machine code depends on, including the contents of every kernel's file.
 - `backends`, `tuning`: which implementation this machine can run, and which way is fastest, measured once and kept.
 
 The other modules are device code that the families share: SIMD, elements, dense rows, products, GPU helpers.

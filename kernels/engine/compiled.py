@@ -1,13 +1,14 @@
 """Kernels that Numba compiles when they are first called, and that later processes take from files.
 
-An entry is a file, and its name is a digest of all that the machine code depends on: the contents of all kernels'
-files, the versions and settings of Python, Numba, LLVM and NumPy, the CPU and its features, the function, what its
-closure holds, and the types of its arguments.
+An entry is a file, and its name is a digest of everything that the machine code depends on: the contents of all
+kernels' files, the versions and settings of Python, Numba, LLVM and NumPy, the CPU and its features, the function, what
+its closure holds, and the types of its arguments.
 
-It is kept only for the sources that it was compiled from. Python reads a module when it is first imported, which may be
-hours after the process began, so files that have changed since then vouch for nothing.
+Code is kept only if it was compiled from the files as they are. Python reads a module when it is first imported, which
+may be hours after the process began. So nothing is kept after a file has changed.
 
-Files are written whole or not at all, and begin with a checksum. Trouble with them costs time, never a result. They
+Files are written whole or not at all, and begin with a checksum. If a file cannot be read or written, the kernel is
+compiled again. They
 hold pickles, which can run code when they are read: the folder is the user's own and nobody else can enter it.
 """
 
@@ -135,9 +136,9 @@ def signed(file: Path, content: bytes) -> bytes:
 
 
 def identity(value: object) -> list:
-    """Identity of a kernel or a value in its closure, in words that are the same in every process that has our sources.
+    """A text that identifies a kernel or a value in its closure: the same in every process with the same sources.
 
-    Raises `TypeError` for anything that has no such words.
+    Raises `TypeError` for anything without such a text.
     """
     if isinstance(value, PLAIN):
         return [type(value).__name__, str(value)]

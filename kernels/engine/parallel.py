@@ -1,9 +1,9 @@
 """Compiled functions of rows on the threads that torch uses: one by one, or many that follow each other.
 
-torch and the kernels take turns, so they share one team of OpenMP threads: two teams would fight for the cores, and a
-thread that has just multiplied for one is still awake for the other. Numba's threading layer would be a second team,
-and it aborts when two Python threads enter it at once. One setting (`torch.set_num_threads`, `OMP_NUM_THREADS`) holds
-for the whole process. Where torch brings no such team, and in a forked child, one thread does all.
+torch and the kernels take turns, so they share one team of OpenMP threads. Two teams would compete for the cores, and a
+thread that has just worked for torch is still awake for a kernel. Numba's threading layer would be a second team, and
+it aborts when two Python threads enter it at once. One setting (`torch.set_num_threads`, `OMP_NUM_THREADS`) holds for
+the whole process. Where torch brings no such team, and in a forked child, one thread does all.
 
 A call of a compiled function from Python looks up the types of its arguments and unpacks the arrays, which costs more
 than a small product. A `Program` does that once. Then a single call runs all of it:
@@ -15,7 +15,8 @@ than a small product. A `Program` does that once. Then a single call runs all of
 
 Each thread takes the next part of the rows when it is done with one, so a slow core does not hold up the others. A part
 waits until all parts of earlier stages have ended. Waking a thread that sleeps takes some 50 microseconds, as long as a
-small product. So threads that wait spin for about as long, and then let other processes run until it is their turn.
+small product. So waiting threads spin for about as long. After that they yield the core to other processes until their
+turn comes.
 """
 
 import ctypes
@@ -267,7 +268,7 @@ class Program:
         self._shared: np.ndarray | None = None
 
     def run(self) -> None:
-        """Run all stages. Raises what a function raises; what follows is left out then."""
+        """Run all stages. Raises what a function raises; later stages are left out then."""
         if self._shared is None:
             if not all(isinstance(task.function, Dispatcher) for task in self.tasks):
                 for task in self.tasks:
@@ -304,7 +305,7 @@ def over_rows(function: Callable, rows: int, nbytes: int, *arguments) -> None:
 
 
 def _together(place: int, threads: int, shared: np.ndarray) -> int:
-    """Do what is shared at this place by so many threads; whether something failed."""
+    """Do the shared work at this address with so many threads; whether something failed."""
     team = fork()
     if threads > 1 and team:
         team(_code_of_work(), place, threads, 0)

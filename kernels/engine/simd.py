@@ -39,7 +39,7 @@ class VectorModel(models.PrimitiveModel):
 
 
 def has(feature: str) -> bool:
-    """Whether code is being made for a CPU with this feature (LLVM's name)."""
+    """Whether the code's target CPU has this feature (LLVM's name)."""
     if config.CPU_FEATURES is not None:
         return f"+{feature}" in config.CPU_FEATURES.split(",")
     return host_has(feature)

@@ -1,4 +1,4 @@
-"""Units counted by place and level, and some of each kind picked: what moves of units between places are made of."""
+"""Units counted by place and level, and some of each picked: the two steps of moving units between places."""
 
 import numpy as np
 from jaxtyping import Int64, Shaped

@@ -63,9 +63,10 @@ def ffn(
         backend: a name in `BACKENDS`, with `bits` in `RECORD_BACKENDS`, or "auto".
         bits: of the codes in records, 4 or 2; None for dense bundles.
 
-    All sums are fp32. They depend on the backend and the number of rows, not on the number of threads, and not on the
-    batch unless a weight is infinite or NaN: a down column that any vector needs is added to all, times zero where it
-    does not count. There is no gradient. Weights are read from memory once for all vectors, while these fit the caches.
+    All sums are fp32. They depend on the backend and the number of rows, not on the number of threads. They depend on
+    the batch only if a weight is infinite or NaN: a down column that any vector needs is added for all vectors, times
+    zero where it does not count. There is no gradient. Weights are read from memory once for all vectors, while these
+    fit the caches.
 
     Raises `UserError` for an activation or backend that is unknown, or that this CPU cannot run, for bits other than 4
     and 2 or a `hidden` that 64 does not divide, and `ValueError` for

@@ -78,7 +78,7 @@ def dense_start(part, width, hidden):
 
 @numba.njit(inline="always")
 def no_request(bundles, place, hidden):
-    """Down columns of many bytes a number need no request beforehand."""
+    """Down columns of dense numbers need no prefetch."""
 
 
 def ffn_of_parts(
@@ -103,9 +103,9 @@ def ffn_of_parts(
     - `add_columns(bundles, places, values, first, rows, sums)` adds to `sums[vector]` the numbers from
       `bundles.flat[places[i]]` on, times `values[vector, i]`, for i from `first` on.
 
-    Rows of another kind give three more: `start(part, width, hidden)`, where the numbers of a part of a row begin,
-    `prepare(bundles, x)`, what the functions get as `bundles`, say with memory to work in, and
-    `request(bundles, place, hidden)`, which asks the caches for a down column that four later neurons will precede.
+    Other kinds of rows have three more functions. `start(part, width, hidden)` is where the numbers of a part of a row
+    begin. `prepare(bundles, x)` makes the `bundles` that the functions get, with scratch memory, say. `request(bundles,
+    place, hidden)` prefetches the down column that is used four neurons later.
     """
     activate = ACTIVATIONS[activation]
 

@@ -5,8 +5,8 @@ of Dettmers et al., "SpQR", 2023. `layout` describes the words, `toolkit.kernels
 
 A weight is s · (q − z) + outlier. Its scale s, its zero point z and s · (q − z) are what fp16 arithmetic gives, rounded
 after every step, as in spqr_quant; the outlier is then added in fp32. `decode` gives exactly these weights, with the
-sign of a zero. Statistics that fp16 overflows on give weights that are not finite, and products of no meaning: the
-quantiser makes none, and `toolkit.formats` refuses files of them.
+sign of a zero. Statistics that overflow in fp16 give weights that are not finite, and meaningless products. The
+quantiser makes none, and `toolkit.formats` refuses files with them.
 
 Ways to multiply, all with fp32 sums:
 

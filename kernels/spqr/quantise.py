@@ -25,7 +25,7 @@ MOST_STEPS = 1024  # a statistic this many of its steps from zero loses less by 
 def leave_one_out_gains(
     weight: Float[Tensor, "columns padded"], diagonal: Float[Tensor, " columns"]
 ) -> Float[Tensor, "columns padded"]:
-    """How much a group's squared error falls when this weight is an outlier and the others are rounded without it.
+    """The fall of a group's squared error when this weight is an outlier and the others are rounded without it.
 
     Errors are over `diagonal`, that of the Hessian's inverse factor, as GPTQ weighs them; scales and zero points are
     not quantised here.
@@ -50,7 +50,7 @@ def quantise(
     outlier: Bool[Tensor, "columns padded"],
     added: Float[Tensor, "columns padded"],
 ) -> None:
-    """Quantise some columns in order, and replace those that are `wanted` by what they become.
+    """Quantise the columns `wanted` in order, and overwrite them with the quantised values.
 
     A column's error reaches those behind it by the `inverse`, the U of `toolkit.sparsity.hessian`; none does if that is
     empty. Weights whose gain is above the `threshold` are outliers. With `search`, a row takes the pair of scale and

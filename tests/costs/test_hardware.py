@@ -72,7 +72,7 @@ def test_a_bad_record_is_named_with_its_file(write):
 
 
 def test_endors_links_give_its_published_passes():
-    """Of OPT-66B, and of Llama2-70B, which nothing was fitted to; layers on the GPU, in DRAM and on the SSD."""
+    """OPT-66B, and Llama2-70B, which nothing was fitted to; layers on the GPU, in DRAM and on the SSD."""
     opt, llama = 2 * (4 * 9216**2 + 2 * 9216 * 36864), 2 * (2 * 8192**2 + 2 * 1024 * 8192 + 3 * 8192 * 28672)
     machine = profile("endor-rtx4080")
     for layer_bytes, (gpu, cpu, ssd), published_s in ((opt, (5, 8, 51), 54), (llama, (6, 10, 64), 57)):

@@ -108,7 +108,7 @@ def test_a_row_says_what_was_compared_and_why_it_differs(publish):
 
 
 def test_an_effect_within_the_spread_is_a_sign_at_most(verdict, publish):
-    """Of runs, or two standard errors a side: 20 and 24 leave 0.4 between them where the error is 0.9."""
+    """The range of runs, or two standard errors a side: 20 and 24 leave 0.4 between them where the error is 0.9."""
     for low, expected in ((1.1, "same effect"), (1.0, "direction only"), (0.8, "direction only")):
         spread = {"ratio_low": low, "ratio_high": 1.6}
         assert verdict(1.5, spread, **BESIDE_1) == expected

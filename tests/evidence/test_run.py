@@ -1,4 +1,4 @@
-"""What a run saves, and what is read of it again."""
+"""The files that a run saves, and how they are read again."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""What compressed-tensors wrote is read to the bit; what is damaged is refused, naming file and tensor."""
+"""Files of compressed-tensors are read to the bit; damaged ones are refused, naming file and tensor."""
 
 import contextlib
 import os

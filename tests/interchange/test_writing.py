@@ -1,4 +1,4 @@
-"""What is written is what compressed-tensors writes for the same weights; and it is written whole or not at all."""
+"""Files are those that compressed-tensors writes for the same weights; they are written whole or not at all."""
 
 import json
 

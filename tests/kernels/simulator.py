@@ -32,7 +32,7 @@ class Block(kernel.BlockManager):
     """A block whose threads take turns between two barriers, in any order: a missing barrier shows."""
 
     def run(self, grid_point, *arguments):
-        """Call the kernel in each thread of the block. What a thread raises ends the block."""
+        """Call the kernel in each thread of the block. An error in a thread ends the block."""
         points, order = np.ndindex(*self._block_dim), random.Random(0)
         live = [Thread(lambda: self._f(*arguments), grid_point, point) for point in points]
         while live:

@@ -34,7 +34,7 @@ def test_a_pipelines_window_has_the_reads_of_its_tokens(tokens):
 
 
 def test_reads_that_the_window_cuts_count_in_proportion():
-    """Of 10 bytes within 2 s half are read in the window, of 21 within 3 s a third; a whole read has 8."""
+    """The window has half of a read of 10 bytes in 2 s, a third of one of 21 bytes in 3 s, and a whole read of 8."""
     reads = [Span("read", "a", "storage", 0, 2, 10, 0), Span("read", "b", "storage", 2, 4, 8, 0)]
     reads += [Span("read", "c", "storage", 4, 7, 21, 0)]
     window = Timeline(tuple(reads), "measured").window(1, 5)

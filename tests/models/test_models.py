@@ -138,7 +138,7 @@ def test_an_unknown_model_without_a_hub(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("bfloat16", "expected"), [(0.5, torch.bfloat16), (0.9, torch.float32), (2.0, torch.float32)])
 def test_fast_dtype_is_bfloat16_only_where_it_clearly_pays_and_stays(monkeypatch, tmp_path, bfloat16, expected):
-    """What a busy moment would have chosen later changes nothing."""
+    """A later choice in a busy moment changes nothing."""
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for seconds in (bfloat16, 1.4 - bfloat16):

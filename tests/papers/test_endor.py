@@ -1,4 +1,4 @@
-"""What the cost model, with ENDOR's machine, makes of the numbers that the paper prints."""
+"""The cost model with ENDOR's machine, beside the numbers that the paper prints."""
 
 import random
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What FLASH's notebooks make of traces and spans, by hand-worked cases."""
+"""The functions of FLASH's notebooks on traces and spans, by hand-worked cases."""
 
 import numpy as np
 import pytest

@@ -179,7 +179,7 @@ def test_a_fitted_set_keeps_the_multiply_adds_of_a_byte():
 
 
 def test_shares_by_hand():
-    """Of 10 ms PCIe adds 9; the predictor takes 0.2 of the 1 that is left; DIMMs 3 of 4 ms; prefill a third."""
+    """PCIe adds 9 of 10 ms; the predictor takes 0.2 of the 1 that is left; DIMMs 3 of 4 ms; prefill a third."""
     labels = {"model": LLAMA, "system": "deja_vu", "batch": 1, "profile": MACHINE, "evidence": "modelled"}
     parts = {"token_ms": 10.0, "copy_ms": 9.0, "predictor_ms": 0.2, "dimm_ms": 3.0, "gpu_ms": 1.0}
     found = shares(pd.DataFrame([labels | parts | {"prefill_percent": 100 / 3}])).iloc[0]

@@ -108,7 +108,7 @@ def test_speedups_on_another_machine_by_hand():
 
 
 def test_the_cycles_of_a_word_are_what_the_published_gain_implies():
-    """An input, and the only one: 1.59 with CSR on the A100. What bits are stored does not matter there."""
+    """An input, and the only one: 1.59 with CSR on the A100. The stored bits do not matter there."""
     gpus = {"spqr-a100": profile("spqr-a100")}
     for csr_bits in (4.2, 4.4):
         bits = {(op, name): each for op in twin_shapes("llama2-7b") for name, each in ((DENSE, 16), (CSR, csr_bits))}

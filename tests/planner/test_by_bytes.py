@@ -62,7 +62,7 @@ def test_the_command_plans_for_another_machine(capsys):
 
 
 def test_bounds_by_hand():
-    """Of dense Llama-2-7B: 32 layers of 404.8 MB; what memory does not hold is read."""
+    """Dense Llama-2-7B: 32 layers of 404.8 MB; those outside memory are read."""
     target = open_target("llama2-7b")
     table = bounds(target, 8 * GB).set_index("way")
     memory = sizes.footprint(target.shape, way("dense"))

@@ -1,4 +1,4 @@
-"""What a way is said to take, beside what the runtime takes of a folder that is packed so."""
+"""The predicted memory of a way, beside the memory that the runtime takes for a folder packed that way."""
 
 import pytest
 import torch

@@ -22,7 +22,7 @@ def remapped(activity, dimm, dimms, limit=None):
 
 
 def naive(activity, dimm, dimms, limit):
-    """Of each pair, move the most active neuron that does not turn the order around, until none is left."""
+    """In each pair, move the most active neuron that does not turn the order around, until none is left."""
     dimm, moved = list(dimm), []
     load = [sum(a for a, d in zip(activity, dimm, strict=True) if d == each) for each in range(dimms)]
     order = sorted(range(dimms), key=lambda each: load[each])

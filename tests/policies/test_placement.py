@@ -88,7 +88,7 @@ def test_rows_are_never_too_many_and_needs_are_met(layers, more, passing):
 
 
 def test_experts_used_least_take_two_bits():
-    """Of four experts the two used least; of two used alike the first."""
+    """The two least used of four experts; the first of two that are used alike."""
     usage = [np.array([0.1, 0.9, 0.0, 0.1]), np.array([0.5, 0.5, 0.5, 0.5])]
     assert bits_by_usage(usage, 0.5) == [[2, 4, 2, 4], [2, 2, 4, 4]]
     assert bits_by_usage(usage, 0.0, bits=16) == [[16] * 4] * 2

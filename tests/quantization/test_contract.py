@@ -1,4 +1,4 @@
-"""What all quantisers of matrices promise: exact grids, the columns that matter first, and what they refuse."""
+"""The contract of all quantisers of matrices: exact grids, the columns that matter first, and refusals."""
 
 from functools import partial
 

@@ -93,7 +93,7 @@ RELU = [
 @pytest.mark.parametrize(("family", "options"), RELU)
 @torch.no_grad()
 def test_models_with_relu_have_thresholds_of_zero(tiny, tokens, tmp_path, family, options):
-    """What a ReLU has set to zero is not active: a threshold of 0 says so, changes nothing, and is fitted."""
+    """Zeros of a ReLU are not active: a threshold of 0 says so, changes nothing, and is fitted."""
     tiny(family, **options).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"activation_thresholds": [0, 0, 0]}))

@@ -29,7 +29,7 @@ def measured(model, sizes, windows):
 @pytest.mark.parametrize("family", ["llama", "opt"])
 @torch.no_grad()
 def test_small_losses_are_foretold(tiny, tokens, family):
-    """The mean over many drawn texts. What is left out: that errors of tokens correlate, and higher orders."""
+    """The mean over many drawn texts. The estimate leaves out that errors of tokens correlate, and higher orders."""
     model = tiny(family)
     windows = tokens.view(-1, 16)
     sizes = Magnitudes.measure(model, tokens, sequence_length=16)

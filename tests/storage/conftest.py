@@ -17,7 +17,7 @@ SIZES = {"a": 37, "b": 1, "c": 64}  # of three plain files, in blocks
 
 @dataclass(frozen=True)
 class Part:
-    """What readers read."""
+    """A store for readers."""
 
     shard: str
     offset: int
@@ -37,7 +37,7 @@ def make_ops(layers=2, variant="endor"):
 
 
 def names(folder):
-    """Of what is in it."""
+    """Its contents."""
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -53,7 +53,7 @@ def rest():
 
 @pytest.fixture
 def ops(weights):
-    """What `write_store` is given; made anew for each test."""
+    """The arguments of `write_store`; made anew for each test."""
     return (
         Op(layer, op, name, encode(name, weights[layer, op]), {"scale": torch.full((3,), float(layer))})
         for layer in range(LAYERS)

@@ -17,7 +17,7 @@ from toolkit.storage.readers import READERS, open_reader
 
 
 class DeviceMemory:
-    """What a CUDA tensor shows of itself, in host memory."""
+    """The interface of a CUDA tensor, in host memory."""
 
     is_cuda = True
 

@@ -1,4 +1,4 @@
-"""What was written comes back, and whatever is wrong with a store on disk is refused, naming file and part."""
+"""A written store is read back, and any fault of a store on disk is refused, naming file and part."""
 
 import hashlib
 import json

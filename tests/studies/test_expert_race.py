@@ -1,4 +1,4 @@
-"""What the engine counts while it loads experts is what a replay of its routing counts."""
+"""The engine's counts while it loads experts are those of a replay of its routing."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What alterations do to a tiny model: facts, rows, differences from the first by hand; the model is restored."""
+"""Alterations of a tiny model: facts, rows, differences from the first by hand; the model is restored."""
 
 import math
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What the sweep knows of its jobs, and what it publishes of them."""
+"""The sweep's state of its jobs, and the part of it that is published."""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The packers of `pack --method`: what each is called with, what it refuses at once, and what it does.
+"""The packers of `pack --method`: the options of each, its early checks, and its work.
 
 torch takes seconds to import, so nothing here imports it before the work begins.
 """
@@ -77,7 +77,7 @@ def choose(options: Namespace) -> Packer:
 
 
 def option_owners() -> dict[str, dict[str, Option]]:
-    """The options that only some packers take, by name, and for each packer that takes it what it is there."""
+    """The options that only some packers take, by name, with their form in each packer that takes them."""
     owners: dict[str, dict[str, Option]] = {}
     for packer in PACKERS.values():
         for option in packer.options:
@@ -225,7 +225,7 @@ def pack_neurons(options: Namespace) -> tuple:
 
 
 def check_sparsity(options: Namespace) -> None:
-    """Raise `UserError` for a share of zeros that cannot be."""
+    """Raise `UserError` for an impossible share of zeros."""
     resolve(options.sparsity, None)
 
 
@@ -256,7 +256,7 @@ def _bits_by_usage(options: Namespace, model, tokenizer) -> list[list[int]]:
 
 
 def check_experts(options: Namespace) -> None:
-    """Raise `UserError` for 2 bits of some experts beside others that have not 4."""
+    """Raise `UserError` for 2 bits of some experts unless the others have 4."""
     if options.mixed and options.bits != 4:
         raise UserError(f"--mixed {options.mixed} with --bits {options.bits}: give --bits 4, which the others have")
 

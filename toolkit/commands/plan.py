@@ -1,4 +1,4 @@
-"""`python -m toolkit plan`: what helps on this machine, with this model, before anything is packed.
+"""`python -m toolkit plan`: the best ways for this model on this machine, before anything is packed.
 
 It probes the machine once, which takes a minute or two, and predicts the speed of every way of running the model within
 the given memory. A price in quality is measured: with this model, or with the embedded model that is named.

@@ -33,7 +33,7 @@ def opened(options: Namespace, method: Callable[[], str] | None, budgets: Mappin
 
 
 def _opened_draft(options: Namespace, budgets: Mapping[str, int | None]):
-    """The draft, which is whole in memory: reading it would cost what it saves. Raises `UserError` if it is not."""
+    """The draft. Raises `UserError` unless it is whole in memory: reads would cost as much as it saves."""
     from toolkit.offload.model import STRATEGIES, OffloadedModel
     from toolkit.offload.variant import variant_to_run
 
@@ -68,9 +68,9 @@ def method_of(form: str, weights: str | None, device: str) -> str:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Imports make millions of objects that stay; the garbage collector would look through them again and again.
+    """Inside the block the garbage collector is paused: imports make millions of objects that stay.
 
-    It takes a quarter of the time to import torch and transformers.
+    The collector takes a quarter of the time to import torch and transformers.
     """
     gc.disable()
     try:

@@ -1,1 +1,1 @@
-"""Time from numbers: machines (the papers', and this one as probed) and models of what they take for a token."""
+"""Cost models: machines (the papers', and this one as probed), and the time that they take for a token."""

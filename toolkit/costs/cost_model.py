@@ -86,7 +86,7 @@ def _nbytes(form: str, shape: tuple[int, int], dtype: str, sparsity: float) -> i
 def with_rates(machine: Profile, tier: str, **rates: Mapping[str, float | Curve]) -> Profile:
     """The same machine with more numbers by format, as `Memory` names them, of the processor of `dram` or `device`.
 
-    A probed profile knows bandwidths only; what kernels reach on that machine is added here.
+    A probed profile has bandwidths only; the rates of kernels on that machine are added here.
     """
     memory = _memory(machine, tier)
     merged = {name: {**getattr(memory, name), **numbers} for name, numbers in rates.items()}

@@ -1,7 +1,7 @@
-"""Reading a file past the page cache, by many threads at once: what the disk itself delivers.
+"""Reading a file past the page cache, by many threads at once: the rate of the disk itself.
 
-Reads use O_DIRECT where the file system takes it, as in FLASH (appendix B). Some file systems refuse it, and some take
-the flag and fill the page cache all the same; there reads are buffered and say so.
+Reads use O_DIRECT where the file system takes it, as in FLASH (appendix B). Some file systems refuse it, and some
+accept the flag and still fill the page cache. Reads are buffered there, and the mode says so.
 """
 
 import contextlib

@@ -5,11 +5,11 @@
 
 A host thread loads experts, one after the other: it gathers the neurons that are wanted, and copies them to the GPU.
 The GPU computes attention, shared experts and the experts that are there. Without `prefetch` one waits for the other.
-With it, layer i's input also passes the gate of layer i + 1, then W1 of the experts that this names; their active
+With it, layer i's input also passes the gate of layer i + 1, then W1 of the experts that this gate names. Their active
 neurons in W2 and W3 are loaded while layer i is computed (section 4.2). The first layer is always loaded on demand.
 
 All of it is expected values: an expert that is cached with a probability of 0.25 takes 0.75 of its time to load.
-The numbers that the paper states or leaves open stand in `LoadingInputs`; the machine's are its profile's.
+`LoadingInputs` has the numbers that the paper states or leaves open; the profile has those of the machine.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,7 +45,8 @@ class ExpertWay:
         prefetch: experts, and with `sparse` their neurons, are predicted a layer ahead and loaded while the layer
             before is computed (section 4.2).
         cached: each layer keeps its last used experts, and with `sparse` the neurons that were loaded (section 4.3).
-        exact: what was mispredicted is loaded when its layer needs it; else the token goes on with what was predicted.
+        exact: mispredicted experts and neurons are loaded when their layer needs them; else the token uses the
+            predicted ones only.
         resident: all experts stay on the GPU, and nothing is loaded.
         bits: of a weight of experts that are not `mixed`: 2, 4 or 16.
     """
@@ -91,8 +92,8 @@ class LoadingInputs:
         reused: the share of a cached expert's active neurons that were active at its use before; None: by chance. Up to
             the 90 % that HERMES gives for neighbouring tokens.
         low_bits: the share of loads that are of experts in 2 bits, where a way has them. The paper has no share.
-        overlap: the share of the GPU's work on experts that the loader need not wait for. All that the order of steps
-            allows; section 5.3 has over 80 % of the computing.
+        overlap: the share of the GPU's work on experts that the loader need not wait for. The default is all that the
+            order of steps allows; section 5.3 has over 80 % of the computing.
         fixed_scales: the fixed time of an expert falls with the neurons that are loaded (figure 9: time in proportion
             to the active neurons); else it stays.
         gathers_beside: neurons are gathered while others are copied; else the loader does one after the other, as
@@ -276,7 +277,7 @@ class _Layers:
     def _on_demand(self, layer: int) -> tuple[float, float]:
         """The shares of W1, and of W2 and W3, that are loaded when a layer needs them, of all that it loads.
 
-        An expert, or a neuron, is missed if no token that uses it foretells it.
+        An expert, or a neuron, is missed if no token that uses it predicts it.
         """
         if not self._ahead(layer):
             return 1.0, 1.0

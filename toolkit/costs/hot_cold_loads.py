@@ -3,7 +3,7 @@
     loads = loads_of(profile("hermes-rtx4090"), Serving("llama2-70b"), SYSTEMS["hermes"])
     loads["FFN neuron"].cold.shape    # layers, tokens, DIMMs
 
-Layers are alike by law, so a few are drawn and stand for all. The first sampled layer has no parents.
+All layers follow the same law, so a few are drawn and stand for all. The first sampled layer has no parents.
 """
 
 from collections.abc import Iterator
@@ -48,12 +48,12 @@ class HotColdWay:
         cold: what is not on the GPU is copied to it by `pcie`, or computed by the host's `cpu` or by near-data `dimms`;
             with `gpus` the machine's device is several, which hold the model together and share each product.
         hot: what stays on the GPU: `nothing`, whole `layers`, `random` neurons, or the most `frequent`ly active.
-        adjusts: which states tell the neurons that are swapped while tokens are generated: of the last `token`,
-            of the `layer` before, or the sum of `both` (section IV-C). Empty: none are swapped.
+        adjusts: the states by which neurons are swapped while tokens are generated: of the last `token`, of the `layer`
+            before, or the sum of `both` (section IV-C). Empty: none are swapped.
         remaps: DIMMs exchange neurons once a window (section IV-D).
         overlaps: copies run beside products.
         predictor_rank: of a trained low-rank predictor on the GPU, which names the active FFN neurons; 0 for none.
-        link_gb_s: what copies reach where that is less than the machine's link.
+        link_gb_s: the rate of copies, if it is below that of the machine's link.
     """
 
     sparse: bool
@@ -122,11 +122,12 @@ class Serving:
         prompt, generated: tokens of each sequence (section V-A4).
         active: share of the neurons that a token activates. With `near` and `far` it makes a `BetaLaw`.
         near, far: share of a token's neurons that the next one shares, and one far away (figure 4).
-        drift: share of the hot neurons that are others while tokens are generated (section III-B).
+        drift: share of the hot neurons that change while tokens are generated (section III-B).
         copied: how likely a neuron does what its parent in the layer before does.
         reserved_bytes: of GPU memory that hold no weights: 20 GB are left of 24 GiB, since then 80 % of OPT-13B and
             15 % of OPT-66B fit (section V-B1).
-        hot_state, window: the state from which a neuron is hot, which the text lacks, and tokens between remappings.
+        hot_state, window: the state from which a neuron is hot (the paper does not state it), and tokens between
+            remappings.
         sampled_layers, sampled_prompt, sampled_tokens, seed: what is drawn.
     """
 

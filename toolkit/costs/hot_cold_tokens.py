@@ -1,4 +1,4 @@
-"""The cost model of a GPU beside near-data DIMMs, or beside what other systems use in their place (HERMES, section V).
+"""The cost model of a GPU beside near-data DIMMs, or beside the memory of other systems (HERMES, section V).
 
     machine, serving = profile("hermes-rtx4090"), Serving("llama2-70b")
     generate(machine, serving, SYSTEMS["hermes"]).tokens_per_s
@@ -9,7 +9,7 @@ FFN. GPU and DIMMs compute their own neurons of a block beside each other, and t
 of a layer stands for launches, barriers and merging between processors.
 
 A product takes its bytes over the bandwidth or its operations over the rate, whichever is longer. The machine's numbers
-are a profile's; `Serving` has what else is assumed. Both are the same for all systems.
+are in its profile, all other assumptions in `Serving`. Both are the same for all systems.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ GPU, PCIE, CPU, HEAD, COPY = "GPU", "PCIe", "CPU", "head", "copy"
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A part of a layer: what each resource works, in seconds [layers, tokens], beside each other or in turn."""
+    """A part of a layer: the busy seconds [layers, tokens] of each resource, beside each other or in turn."""
 
     name: str
     work: dict[str, Float[np.ndarray, "layers tokens"]]
@@ -159,7 +159,7 @@ def _attention(machine: Profile, serving: Serving, way: HotColdWay) -> Stage:
 def _prefill_s(machine: Profile, serving: Serving, way: HotColdWay) -> float:
     """The prompts on the GPU; weights that do not stay there come over PCIe, beside the products.
 
-    Hot neurons are chosen by what the prompt activates, so a sparse way brings all weights (section IV-A2).
+    Hot neurons are chosen by the prompt's activations, so a sparse way brings all weights (section IV-A2).
     """
     staying = 0.0 if way.sparse else serving.resident_share(machine)
     copied_s = _copy_s(machine, way, serving.nbytes * (1 - staying))

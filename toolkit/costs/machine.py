@@ -34,8 +34,8 @@ EVIDENCE = {  # the kind of evidence that a results table gives for a number of 
 class Source:
     """Where a number comes from: its basis (a key of `BASES`) and the words; `low` and `high` where it is uncertain.
 
-    `low` and `high` are in the unit of the number they belong to. `claims` are the ids of the paper's published numbers
-    that the number was taken or worked out from: those are inputs, and no score may count them.
+    `low` and `high` are in the unit of the number they belong to. `claims` are the ids of the published numbers that it
+    was taken or derived from. They are inputs, so no score counts them.
     """
 
     basis: str
@@ -47,7 +47,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Storage:
-    """A disk. `bandwidth_gb_s` is its limit for long reads; the two times say what short ones cost.
+    """A disk. `bandwidth_gb_s` is its limit for long reads; the two times are the cost of short ones.
 
     `latency_s` is the time from a request to its data on an idle disk, without the transfer; requests of several
     threads overlap in it. `request_s` is the part of a request's cost that does not overlap, so a disk serves at most
@@ -76,7 +76,7 @@ class Storage:
     def gap_bytes(self, threads: int) -> float:
         """The longest gap between two needed parts that is quicker to read than to leave out.
 
-        Reading on costs the gap's bytes at the disk's bandwidth, leaving it out costs a request more. Raises
+        Reading on costs the gap's bytes at the disk's bandwidth; leaving the gap out costs one more request. Raises
         `UserError` as `read_gb_s` does.
         """
         return self.bandwidth_gb_s * GB * self._read_s(0, threads)

@@ -8,10 +8,10 @@ Long reads take their bytes over the disk's bandwidth. Scattered reads of a laye
 whole tokens (`thread_gb_s`) and have such waits in them. Nothing is read ahead, since the predictor needs the layer's
 input.
 
-A whole token reads so, or all bytes (half, by `hybrid`) at the rate of long reads; then it manages memory, at a rate
-for the bytes that it loads; then it computes: with dense weights at one rate, with FFNs of which few neurons fire at
-another, over all their bytes. The two rates of a processor are taken from OPT 6.7B, naive and with all techniques;
-other models, and totals, are predicted. Bytes are counted in 16 bits, whatever the CPU computes in.
+A whole token has three parts. It reads as above, or all bytes (half, by `hybrid`) at the rate of long reads. Then it
+manages memory, at a rate for the bytes that it loads. Then it computes: dense weights at one rate, FFNs of which few
+neurons fire at another, over all their bytes. The two rates of a processor are taken from OPT 6.7B, naive and with all
+techniques; other models, and totals, are predicted. Bytes are counted in 16 bits, whatever the CPU computes in.
 """
 
 from dataclasses import dataclass, replace

@@ -1,6 +1,7 @@
 """The null model: bytes over links and nothing else.
 
-A prediction is worth what it adds to this. The cost model runs on a machine whose links keep their bandwidths, while
+A prediction is only useful if it is better than this one. The cost model runs on a machine whose links keep their
+bandwidths, while
 everything else takes no time: no decoding, no products, no fixed times, no latency of the disk, no software.
 
     links_only(profile("endor-rtx4080"))

@@ -52,7 +52,7 @@ QUICK = ProbeSettings()
 
 
 def settings_for(dram_bytes: int) -> ProbeSettings:
-    """`QUICK`, with buffers of an eighth of the memory at most: a small container is measured, too."""
+    """`QUICK`, with buffers of an eighth of the memory at most, so that a small container can be measured."""
     fitting = 1 << (dram_bytes // 8).bit_length() - 1
     return replace(QUICK, memory_bytes=min(QUICK.memory_bytes, fitting))
 

@@ -13,7 +13,7 @@ VERSIONED = ("torch", "transformers", "numba", "numpy", "lm-eval", "datasets", "
 
 
 def provenance() -> dict[str, object]:
-    """Code, versions and machine: what explains why someone else gets another number."""
+    """Code, versions and machine: the reasons why someone else may get another number."""
     return {
         **_code(),
         "python": platform.python_version(),

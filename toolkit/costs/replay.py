@@ -1,4 +1,4 @@
-"""Traces replayed against what stays in memory: what each token loads and drops, without a disk or a model.
+"""Replay of traces: the units that each token loads and drops under a residency policy, without a disk or a model.
 
     tokens = replay([np.array([0, 1]), np.array([1, 2])], Lru(units=4, rows=2), unit_bytes=4096)
     tokens["loaded"].sum()

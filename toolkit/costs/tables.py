@@ -14,12 +14,12 @@ A profile gives some numbers with a low and a high end. The cost model runs once
 at one of its two ends. The least and the most over the corners are the range of a prediction. A ratio takes both of
 its times from the same corner, since one machine has one number: a rate of decoding that is low is low for all.
 
-Why the corners are enough. Every step takes a fixed time and its bytes over a rate, so its seconds rise or fall with
-each number, never both. A timeline starts a step at the latest end of what it waits for. Both a sum and a maximum rise
+The corners are enough for this reason. Every step takes a fixed time and its bytes over a rate, so its seconds are
+monotonic in each number. A timeline starts a step at the latest end of what it waits for. Both a sum and a maximum rise
 with each of their parts, so the total of a pass, sequential or pipelined, is least and most at corners. One after the
 other, a total is linear in each fixed time and in each inverse rate; the ratio of two such totals rises or falls with
-each of them, so it is least and most at corners, too. Not shown, and only as good as the corners: ratios of pipelined
-totals, and a pipelined pass's `transfer`, in which reads and copies overlap.
+each of them, so it is least and most at corners, too. This is not proved for ratios of pipelined totals, nor for a
+pipelined pass's `transfer`, in which reads and copies overlap.
 
 A range is an outer bound for numbers that are anywhere within their ranges, together. It is no confidence interval: no
 number's range says how likely its ends are, and numbers without a range count as exact.

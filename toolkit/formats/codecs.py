@@ -1,4 +1,4 @@
-"""General-purpose compressors of the dense bytes, which ENDOR compares itself with (section 5.1).
+"""General-purpose compressors of the dense bytes, the baselines of ENDOR (section 5.1).
 
 The bytes are cut into frames, and each frame is compressed by itself, because these libraries unpack one frame on one
 thread.
@@ -52,7 +52,7 @@ class Codec(Packed):
     def unpack(frame: memoryview, out: memoryview) -> None:
         """Fill `out`. Raises `ValueError` if the frame is broken or holds another number of bytes.
 
-        A frame of a few bytes can hold gigabytes: not more is unpacked than `out` has room for, and a byte.
+        A frame of a few bytes can unpack to gigabytes, so unpacking stops one byte behind the end of `out`.
         """
 
     @classmethod

@@ -102,10 +102,10 @@ class Packed(ABC):
         return dense_matvec(self.decode(), x)
 
     def product(self, x: Tensor, out: Tensor) -> Product | None:
-        """A product that multiplies the fp32 `x` [columns] of the moment it is run into fp32 `out` [rows].
+        """A product to be run again and again: fp32 `out` [rows] of the fp32 `x` [columns] at that moment.
 
-        The tensors are on the CPU, contiguous and share no memory; sums are in fp32. So nothing is looked up, checked
-        or allocated for each product (`toolkit.kernels.engine.parallel`). None where `matvec` is all there is.
+        The tensors are on the CPU, contiguous and share no memory; sums are in fp32. A run looks up, checks and
+        allocates nothing (`toolkit.kernels.engine.parallel`). None if the format has `matvec` alone.
         """
         return None
 

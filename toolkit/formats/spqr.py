@@ -23,7 +23,7 @@ ROWS_AT_ONCE = 8 * spqr.TILE  # decoded at a time where rows are checked, so tha
 
 @dataclass(frozen=True, eq=False)
 class SpQRMatrix(Packed):
-    """A quantised matrix, of any shape, with its outliers by rows. It decodes to what the quantiser chose.
+    """A quantised matrix, of any shape, with its outliers by rows. It decodes to the quantiser's choice.
 
     The words and outliers are those of the library spqr_quant. Rows and columns are padded to multiples of 16 in the
     words alone: with codes 0, which nothing reads. `dtype` is the type of the dense weight; decoding rounds to it once.
@@ -120,7 +120,7 @@ class SpQRMatrix(Packed):
     def check(self) -> None:
         """Words are padded with zeros and hold finite statistics; outliers are finite, in order and in the matrix.
 
-        The permutation names every column once. No weight overflows, nor does what code 0 of the padding stands for.
+        The permutation names every column once. No weight overflows, nor does the value of code 0 in the padding.
         """
         spqr.check(self.words, self.shape)
         self.outliers.check()

@@ -19,8 +19,8 @@ BLOCK = 1024  # rows packed or decoded at once, to bound the memory of 64-bit in
 class TwoFour(Packed):
     """Two values of every group of four columns, and two bits for the place of each (arXiv:2104.08378, section 3).
 
-    A group with fewer than two non-zeros keeps zeros (+0.0) from the left, so every group has two places, ascending.
-    Four places make a byte; the first one is in its lowest bits. −0.0 decodes as +0.0.
+    A group with fewer than two non-zeros also stores zeros (+0.0), the leftmost first. So every group has two places,
+    ascending. Four places make a byte; the first one is in its lowest bits. −0.0 decodes as +0.0.
 
         [[1, 0, 0, 2],      values   1 2, 0 0, 0 3
          [0, 0, 0, 0],      places   0 3, 0 1, 0 1   (two bits each)

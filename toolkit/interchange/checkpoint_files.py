@@ -56,7 +56,7 @@ class Checkpoint:
         return self._read(name).decode()
 
     def packed(self, name: str) -> Endor | SpQRMatrix:
-        """One packed weight, as its kernels take it; one of spqr_quant is fp16.
+        """One packed weight, in the form that its kernels take; a weight of spqr_quant is fp16.
 
         Raises `UserError` for a name that is unknown or not packed, or elements of a type that `Endor` does not hold;
         `FormatError` if it is damaged.

@@ -10,8 +10,8 @@ A module `m` has four tensors in place of `m.weight`. The words and outliers are
 Rows and columns are the model's. config.json tells the bits, the sizes of a tile and the number of elements of each
 tensor. (Sources: `inference.py` and `spqr_cuda.cpp` of spqr_quant 0.2.0, `integrations/spqr.py` of transformers 5.)
 
-The library reads columns as signed 16-bit numbers, has no biases, and loses statistics of a tile of fewer than 16 rows.
-A matrix that it cannot hold is refused.
+The library reads columns as signed 16-bit numbers, has no biases, and loses statistics of a tile with fewer than 16
+rows. Matrices that it cannot hold are refused.
 """
 
 import os

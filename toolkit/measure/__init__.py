@@ -1,1 +1,1 @@
-"""Passes timed on this machine, beside rivals, with what they depend on kept."""
+"""Passes timed on this machine, beside rivals, and kept together with their circumstances."""

@@ -3,8 +3,8 @@
     with closing(AirLLM(model, tokenizer, folder, text, labels)) as rival:
         take_turns([rival], repetitions=3)
 
-PyPI's package `airllm` lies in a folder of its own under `data/cache/environments/`. It takes no limit of memory: what
-it holds is measured.
+PyPI's package `airllm` lies in a folder of its own under `data/cache/environments/`. Its memory cannot be limited, so
+it is measured.
 """
 
 import functools

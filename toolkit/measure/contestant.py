@@ -25,7 +25,7 @@ class Contestant(ABC):
     - memory: the bytes of memory that it may take at most, infinite without a limit;
     - mode: how it reads: "direct" past the page cache, "buffered" through it, "memory" not at all, or in words;
     - recorder: has the stages of each token; without one, a token is a single span of stage `compute`;
-    - turn: its own numbers of tokens that count and of those skipped before, where each of its tokens takes long;
+    - turn: its own numbers of counted and of skipped tokens, for a contestant whose tokens take long;
     - reference, exact: what `check` compares outputs with, and whether all bits must agree.
     """
 
@@ -63,7 +63,7 @@ class Contestant(ABC):
         return self.recorder.now_s() if self.recorder else time.perf_counter()
 
     def window(self, begun_s: float, ended_s: float) -> Timeline:
-        """The spans between two instants of its clock, with times counted from the first. Asked for after `open`."""
+        """The spans between two instants of its clock, with times counted from the first. Called after `open`."""
         if self.recorder:
             return self.recorder.timeline().window(begun_s, ended_s)
         return Timeline((Span("compute", "token", "dram", 0.0, ended_s - begun_s, self.nbytes),), "measured")

@@ -1,4 +1,4 @@
-"""Whether other work disturbed what was timed: CPU time of other processes, and what a hypervisor took away.
+"""Whether other work disturbed a measurement: CPU time of other processes, and time that a hypervisor took away.
 
     guard = Guard()
     with guard.turn() as load:
@@ -6,9 +6,9 @@
     guard.close()
     load.disturbed
 
-CPU time that the cores spent and that neither this process nor its children used is that of others. The kernel counts
-it in ticks of 10 ms, so it is read over `WINDOW_S` at least: shorter turns that follow each other share a window, from
-the start of the first to the end of the last, and so have the same load.
+The CPU time of others is the busy time of the cores less that of this process and its children. The kernel counts it in
+ticks of 10 ms, so it is read over `WINDOW_S` at least: shorter turns that follow each other share a window, from the
+start of the first to the end of the last, and so have the same load.
 """
 
 import os
@@ -33,7 +33,7 @@ STAR = " *"  # after the name of what was disturbed
 
 @dataclass(frozen=True)
 class Counters:
-    """Seconds since some start: of the clock, and of CPU time on the cores that this process may use.
+    """Seconds of the clock, and of CPU time on the cores that this process may use, since some start.
 
     `busy_s` is all work, `own_s` that of this process and its children, `stolen_s` what the hypervisor gave to others.
     """

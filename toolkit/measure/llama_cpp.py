@@ -63,13 +63,13 @@ class LlamaCpp(Contestant):
     take for weights (`memory`). Passes that are not timed come first, until one reads as much as the one before it.
     Without it nothing limits the memory, but the layers' pages are dropped before each pass.
 
-    Making it writes the file into `folder`, unless `model` is None and the file is there, and starts the process,
-    with as many threads as torch has. With `gguf`, that file is run instead, of whatever type and architecture; `model`
-    gives the size of the vocabulary. Logits of `PROMPT` are checked then and after each turn, up to `NEAR`: those of
-    F16 must be the model's in memory, those of `gguf` and of types that change the weights the same each time. Types
-    with a K get blocks that repeat (`llama_cpp_quantiser.repeated`): good for timing only. `nbytes` are those of the
-    layers in the file. Unless `mapped`, the file is read into memory and put in the order that llama.cpp's quickest
-    products want, as it does by itself. Raises `UserError` if llama.cpp cannot be installed or cannot run the file, for
+    Making it writes the file into `folder`, unless `model` is None and the file is there, and starts the process, with
+    as many threads as torch has. With `gguf`, that file is run instead, of whatever type and architecture; `model`
+    gives the size of the vocabulary. Logits of `PROMPT` are checked then and after each turn, up to `NEAR`. F16 must
+    give the logits of the model in memory; `gguf`, and types that change the weights, must give the same ones each
+    time. Types with a K get repeated blocks (`llama_cpp_quantiser.repeated`), which serve timing only. `nbytes` are
+    those of the layers in the file. Unless `mapped`, the file is read into memory and repacked for llama.cpp's quickest
+    products, which is its default. Raises `UserError` if llama.cpp cannot be installed or cannot run the file, for
     wrong logits, for a model of another kind than Llama, or for a limit where no memory cgroup can be made.
     """
 

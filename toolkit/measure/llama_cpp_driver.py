@@ -87,7 +87,7 @@ def generate(server, tokens: list[int], count: int) -> float:
 def drop_pages(file: str, first: int, end: int) -> None:
     """Remove a part of a file from this process's memory and from the page cache, which keeps pages that are mapped.
 
-    Pages that lie in the part in part only stay.
+    Pages that lie only partly in it stay.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     first, end = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE

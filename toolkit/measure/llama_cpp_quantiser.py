@@ -26,7 +26,7 @@ class GgufMatrix:
     def encode(cls, weight: Float[Tensor, "rows columns"], kind: str) -> "GgufMatrix":
         """Quantise a matrix by llama.cpp. Raises `UserError` if llama.cpp cannot be installed.
 
-        So it does for rows that are no whole blocks of the type, beyond whose end llama.cpp would write.
+        Raises it, too, for rows that are not whole blocks of the type: llama.cpp would write beyond their end.
         """
         import gguf
 

@@ -5,8 +5,8 @@
             group.add(process.pid)
             group.limit(group.other_bytes + weights_bytes)
 
-A page of a file counts for the group of the process that touches it first, so pages that are in the page cache before
-the process starts are free for it: drop them first. (Linux: Documentation/admin-guide/cgroup-v1/memory.rst,
+A page of a file counts for the group of the process that touches it first. So pages that are in the page cache before
+the process starts cost it nothing: drop them first. (Linux: Documentation/admin-guide/cgroup-v1/memory.rst,
 cgroup-v2.rst.)
 """
 
@@ -56,7 +56,7 @@ class MemoryGroup:
         self._write(PROCESSES, str(process))
 
     def limit(self, nbytes: int) -> None:
-        """Let all memory and pages of files take so many bytes together. Pages above it are dropped at once."""
+        """Limit memory and pages of files together to so many bytes. Pages above the limit are dropped at once."""
         self._write(self._version.limits[0], str(nbytes))
 
     @property

@@ -184,7 +184,7 @@ class LayerPass(Contestant):
         return torch.cat(products)
 
     def window(self, begun_s: float, ended_s: float) -> Timeline:
-        """The stages alone: what lies between two of them is no part of a layer."""
+        """The stages alone; the time between two of them is not part of a layer."""
         window = super().window(begun_s, ended_s)
         return replace(window, spans=tuple(span for span in window.spans if span.stage != "other"))
 

@@ -6,7 +6,7 @@
 
 The model is a twin with random weights (`toolkit.models.twins`) on the CPU. A turn is a window over several tokens,
 after one that is not timed: a pipeline reads for a token while it computes the one before, so a window over one token
-would leave a part of its reads out. Every token reads the disk: there are more layers than buffers, and where reads go
+would miss a part of its reads. Every token reads the disk: there are more layers than buffers, and where reads go
 through the page cache, the files' pages are dropped before each token.
 """
 

@@ -1,4 +1,4 @@
-"""This machine as the cost model needs it: what the probe finds, and the times in which weights are read and used.
+"""This machine's profile for the cost model: the probe's numbers, and the times to read and use weights.
 
 The inputs of the model are measured apart from its predictions. A time may be a line over bytes:
 
@@ -66,12 +66,12 @@ def _off(fixed_s: float, slope: float, size: np.ndarray, time: np.ndarray) -> fl
 
 
 def this_machine(dtype: str = "float16", sparsity: float = 0.5, fresh: bool = False) -> Profile:
-    """The probe's profile of this machine, with what it takes here to read, unpack and multiply such weights.
+    """The probe's profile of this machine, with measured times to read, unpack and multiply such weights.
 
-    All of it comes from passes through parts of a matrix of another model, by the same code as what is predicted, as
-    medians over the repetitions. Reads are a line (`fit_line`): a fixed time and a rate. Decoding and products are a
-    curve (`Curve`) for each format. The probe's own bandwidth of the disk is that of its best setting, which a shared
-    disk seldom holds.
+    All times come from passes through parts of a matrix of another model, by the same code as the predicted passes;
+    they are medians over the repetitions. Reads are a line (`fit_line`): a fixed time and a rate. Decoding and products
+    are a curve (`Curve`) for each format. The probe's own bandwidth of the disk is that of its best setting, which a
+    shared disk seldom holds.
     """
     workload = Workload(RATES_MODEL, dtype, sparsity)
     parts = {f"{RATES_OP}/{part}": replace(workload, model=f"{RATES_MODEL}/{part}") for part in RATES_PARTS}

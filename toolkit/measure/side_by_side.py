@@ -1,4 +1,4 @@
-"""One packed model in all the ways that a user would choose from, with the same text under the same limit of memory.
+"""One packed model in all the ways that a user could choose, with the same text and the same limit of memory.
 
     rivals, reasons = planned_rivals(folder, dram_bytes=140_000_000, gguf=Path("model.gguf"))   # before anything loads
     table, left_out = token_rates(folder, "endor", unpack_model(store, "endor"), prompt, 32, 140_000_000, rivals)

@@ -1,10 +1,10 @@
-"""Turns in a table, one row each, and what the turns of each contestant say together.
+"""Turns in a table, one row each, and a summary of the turns of each contestant.
 
     turns = by_turn(take_turns(contestants, repetitions=5), ["method"])
     summary(turns, ["method"], over={"speedup": {"method": "dense"}})
 
 One convention for all tables: a number is the median of the turns; `NAME_low` and `NAME_high` are the least and the
-most of them. Ratios are formed within a repetition, where a slow spell of the machine hits both.
+most of them. Ratios are formed within a repetition, in which a slow spell of the machine affects both.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Contestants that do the same work take turns, so that a slow spell of the machine hits all of them.
+"""Contestants that do the same work take turns, so that a slow spell of the machine affects all of them.
 
     spans = take_turns([PackedModel(...), AcceleratedModel(...)], repetitions=5, tokens=4, skipped=1)
     by_turn(spans, ["method"])      # of toolkit.measure.summary

@@ -32,14 +32,14 @@ def activation(name: str) -> Function:
 
 
 def name_of(function: Function) -> str | None:
-    """The name of the activation that a function is, told from its values; None for an unknown one."""
+    """The name of an activation function, found by its values; None for an unknown one."""
     values = torch.cat([torch.linspace(-8, 8, 65, device="cpu"), torch.tensor([-40.0, 40.0], device="cpu")])
     given = function(values)
     return next((name for name, known in ACTIVATIONS.items() if torch.allclose(known(values), given, atol=1e-5)), None)
 
 
 def activation_name(model: nn.Module) -> str:
-    """The activation's name in a model's configuration. Raises `UserError` if it says nothing, or an unknown name."""
+    """The activation's name in a model's configuration. Raises `UserError` for a missing or unknown name."""
     return next(iter(_entries(model).values()))
 
 

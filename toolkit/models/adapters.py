@@ -1,4 +1,4 @@
-"""Low-rank differences of a dense model's linears, and the files that make another model of a dense one.
+"""Low-rank differences of a dense model's linears, and the files that turn a dense model into another one.
 
     save("adapters.safetensors", dense, Adapters(lows, thresholds), {"model": "smollm2-135m", "text": "..."})
     merge(load_dense(), "adapters.safetensors")
@@ -68,7 +68,7 @@ def fingerprint(model: nn.Module) -> str:
 def save_parts(
     path: str | os.PathLike, kind: str, base: nn.Module, tensors: Mapping[str, Tensor], about: Mapping[str, str]
 ) -> None:
-    """Replace a file by what makes another model of a dense one. Raises `UserError` for disk trouble."""
+    """Replace a file by the parts that turn a dense model into another one. Raises `UserError` for disk trouble."""
     tensor_files.save(path, kind, {**about, BASE: fingerprint(base)}, tensors)
 
 

@@ -14,9 +14,9 @@ class ModelShape:
 
     `ffn` is the width of an FFN, or of one expert. `experts` are routed, `experts_per_token` of them for each token;
     each token also uses the `shared_experts`. The first `dense_layers` have an FFN of width `dense_ffn` for experts.
-    `tied`: the head is the embedding. Norms, biases and learned positions, less than 0.5 % of any model of
-    `ARCHITECTURES`, are left out there; a model that is at hand has them, too, and all that is no such matrix, as
-    `other` weights in `others` tensors.
+    `tied`: the head is the embedding. Shapes in `ARCHITECTURES` leave out norms, biases and learned positions, less
+    than 0.5 % of any of them. The shape of a loaded model counts them, and all its remaining tensors, as `other`
+    weights in `others` tensors.
     """
 
     layers: int

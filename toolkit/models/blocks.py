@@ -25,8 +25,8 @@ def decoder_blocks(model: nn.Module) -> nn.ModuleList:
 def decoder_linears(block: nn.Module) -> dict[str, nn.Linear]:
     """A block's linear layers by their dotted name inside it, each with a floating-point weight (out × in).
 
-    Among them are those of experts (`toolkit.models.plain`). A gate with a single output is left out: it counts as
-    little as a norm. All other tensors of a block, such as experts in a form of their own, are no linears, and stay in
+    Among them are those of experts (`toolkit.models.plain`). A gate with a single output is left out, since it is as
+    small as a norm. All other tensors of a block, such as experts in a form of their own, are no linears, and stay in
     memory. Raises `UserError` for a block without linears, or with weights that are still quantised.
     """
     for name, parameter in block.named_parameters():
@@ -47,7 +47,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 @cache
 def _multiplies(kind: type[nn.Linear]) -> bool:
-    """Whether a class of linears only multiplies: some routers, which give more, derive from `nn.Linear`."""
+    """Whether a class of linears only multiplies. Some routers derive from `nn.Linear` and return more."""
     with torch.device("cpu"):
         linear, x = nn.Linear(4, 3), torch.linspace(-1, 1, 8).view(2, 4)
     try:

@@ -1,7 +1,7 @@
-"""Thresholds on the outputs of FFN neurons that belong to a model: what does not exceed its layer's threshold is zero.
+"""Thresholds on FFN neurons as part of a model: outputs that do not exceed their layer's threshold are zero.
 
-The output of a neuron is what the down projection takes in: act(gate) · up, or act(up) without a gate. A threshold of
-0 cuts nothing but a ReLU's own zeros. The thresholds stand in the model's config, as `activation_thresholds`: a list
+The output of a neuron is what the down projection takes in: act(gate) · up, or act(up) without a gate. With a threshold
+of 0 only a ReLU's own zeros are cut. The thresholds stand in the model's config, as `activation_thresholds`: a list
 with a number for each decoder block. `load_model` puts them in place, so a saved model keeps them.
 """
 
@@ -23,7 +23,7 @@ ENTRY = "activation_thresholds"  # of a model's config
 
 
 def thresholds_of(model: nn.Module) -> Float32[Tensor, " layers"] | None:
-    """The thresholds that a model has for good; None for a dense model.
+    """The thresholds in a model's config; None for a dense model.
 
     Raises `UserError` if the config's entry is no list with a finite number, at least 0, for each decoder block.
     """

@@ -1,4 +1,4 @@
-"""The mixture of experts of each decoder block: who routes, who is routed to, and the matrices of each expert.
+"""The mixture of experts of each decoder block: its router, its experts, and the matrices of each expert.
 
     for experts in decoder_experts(model):
         ids, weights = experts.route(x)
@@ -101,7 +101,7 @@ class Experts:
 
     @cached_property
     def gate(self) -> LinearRouter:
-        """The router, found by what it does. Raises `UserError` for one that is no linear map with a known form."""
+        """The router, found by its behaviour. Raises `UserError` for one that is no linear map with a known form."""
         skipped = {id(each) for each in self.routed.parameters()}
         shape = (self.count, self.hidden)
         weights = (each for each in self.module.parameters() if each.shape == shape and id(each) not in skipped)

@@ -100,7 +100,8 @@ def known_activation(ffn: FFN) -> str:
 
 
 def replace_ffn(block: nn.Module, ffn: FFN, ours: nn.Module) -> None:
-    """Put a module in the place of a block's FFN. Where more is around the FFN, its parts are replaced one by one."""
+    """Put a module in the place of a block's FFN. If the FFN's module has other parts, only its linears are
+    replaced."""
     if ffn.alone:
         replace_module(block, ffn.module, ours)
         return

@@ -35,9 +35,8 @@ def read(gguf: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
     """The model in a file, each weight dequantised to float32 and rounded to `dtype` once, and its tokenizer.
 
     A head that the file stores apart from the embedding stays apart, and factors of rotary embeddings are those of
-    Llama 3.1. Raises `UserError` if the file lacks a tensor of
-    the model, or has weights that the model does not take: transformers would make up the first, and leave out the
-    others.
+    Llama 3.1. Raises `UserError` if the file lacks a tensor of the model, which transformers would fill with random
+    numbers, or has weights that the model does not take, which transformers would drop.
     """
     import transformers
 
@@ -72,7 +71,7 @@ def _plain(quantised: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _rotary_factors(gguf: Path) -> Tensor | None:
-    """By which the file divides the frequencies of rotary embeddings, fp32 [head size / 2]; None if it does not."""
+    """The factors that divide the frequencies of rotary embeddings, fp32 [head size / 2]; None if the file has none."""
     tensor = read_header(gguf).tensors.get(ROTARY)
     if tensor is None or tensor.kind != "F32":
         return None

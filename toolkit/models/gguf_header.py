@@ -48,7 +48,7 @@ class GgufHeader:
 
     @property
     def architecture(self) -> object:
-        """As the file names it; None if it does not."""
+        """The architecture's name in the file; None without one."""
         return self.metadata.get("general.architecture")
 
     @property
@@ -77,8 +77,8 @@ class GgufHeader:
 def read_header(file: Path) -> GgufHeader:
     """The header of a GGUF file.
 
-    Raises `UserError` for a file that is none, is cut short or is of another version, and for sizes that no tensors
-    stand for.
+    Raises `UserError` for a file that is no GGUF file, is cut short or is of another version, and for sizes that its
+    tensors do not have.
     """
     try:
         if not regular_size(file):

@@ -57,8 +57,8 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     `split_mixture` has its FFNs split into experts (`toolkit.models.mixture`).
 
     Code in a model's folder is never run, and pickled weights are never read. Raises `UserError` if the name is
-    unknown, the model cannot be had from the hub or needs either of these, its files lack a tensor or have one too
-    many, or it is no decoder.
+    unknown, the hub does not give the model, the model needs code or pickled weights, its files lack a tensor or have
+    one too many, or it is no decoder.
     """
     place, options = _place(name)
     parts, config = parts_of(name), _decoder_config(name, place, options)
@@ -85,7 +85,7 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
 
 @torch.no_grad()
 def _check_causal(model: nn.Module) -> None:
-    """Raise `UserError` if the tokens after the first one change its logits, as in BERT: no class or config tells."""
+    """Raise `UserError` if later tokens change the logits of the first one, as in BERT. No class or config says so."""
     tokens = torch.tensor([[1, 2, 3, 4, 5], [1, 6, 7, 8, 9]]) % model.config.get_text_config().vocab_size
     one, other = model(tokens).logits[:, 0].float()
     if (one - other).square().mean().sqrt() > ROUNDING * one.std():
@@ -124,7 +124,7 @@ def check_model(name: str) -> None:
 
 
 def read_config(name: str):
-    """The configuration of a model, as `load_model` would read it. Raises the `UserError` that that would raise."""
+    """The configuration of a model, as `load_model` reads it, with the same `UserError`s."""
     return _config(name, *_place(name))
 
 
@@ -148,7 +148,7 @@ def fast_dtype() -> torch.dtype:
     """The faster of bfloat16 and float32 for a model's arithmetic on text; on a CPU they are timed, once a machine.
 
     An instruction for bfloat16 is not enough: it halves the time of a product on Zen 5 and doubles it on Sapphire
-    Rapids without AMX. The choice is kept, since other work may turn it, and numbers change with it.
+    Rapids without AMX. The choice is kept: other work could change it, and results differ in their last digits.
     """
     if torch.cuda.is_available():
         native = torch.cuda.is_bf16_supported(including_emulation=False)

@@ -42,7 +42,7 @@ PERMUTATION, ROUTER = "permutation", "router"
 
 @dataclass(frozen=True, eq=False)
 class SplitParts:
-    """The tensors and numbers that make a split model of a dense one."""
+    """The tensors and numbers that turn a dense model into a split one."""
 
     permutation: Int64[Tensor, "layers neurons"]
     """The neurons of each layer in their new order: the shared ones, then expert after expert."""

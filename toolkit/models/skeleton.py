@@ -3,8 +3,8 @@
     config = read_config(folder, shapes)
     model = empty_model(config, lambda model: store.check_fits(model, "endor"))
 
-A configuration is a few numbers that anyone may have written: a hundred million layers take a line. No code of the
-folder is run.
+Anyone may have written a configuration, and one line can ask for a hundred million layers. No code of the folder is
+run.
 """
 
 import contextlib
@@ -160,7 +160,7 @@ def _numbers(entries: dict) -> Iterator[tuple[str, int | float]]:
 
 @contextlib.contextmanager
 def _usable(file: Path | str) -> Iterator[None]:
-    """Turn any error of transformers into a `UserError`: it checks few entries before it computes with them."""
+    """Turn any error of transformers, which checks few entries before it uses them, into a `UserError`."""
     try:
         with hub.quiet():
             yield

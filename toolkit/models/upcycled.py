@@ -2,8 +2,8 @@
 
     mixtral = mixtral_from(load_dense(), "experts.safetensors", torch.bfloat16)
 
-All experts share the dense FFN: one base and the differences would be far cheaper to move than these experts. The model
-is written out as an ordinary `MixtralForCausalLM`, because that is what other programs load.
+All experts share the dense FFN, so one base and the differences would be far cheaper to move than these experts. The
+model is written as an ordinary `MixtralForCausalLM`, because other programs load that.
 
 The parts of L layers with E experts of F neurons, for a hidden size of H: `router` [L, E, H], and for each expert's
 fused gate and up, and for its down projection, the sides of a difference left · right of rank r: `gate_up_left`

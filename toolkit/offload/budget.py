@@ -8,7 +8,7 @@ MB = 1e6
 
 
 class BudgetError(UserError):
-    """A tier's budget is below what is needed in all, `needed_bytes`."""
+    """A tier's budget is smaller than the bytes needed in total, `needed_bytes`."""
 
     def __init__(self, message: str, needed_bytes: int):
         super().__init__(message)
@@ -32,7 +32,7 @@ class Budget:
         return float("inf") if self.limit_bytes is None else self.limit_bytes - self.used_bytes
 
     def check(self, **pieces: int) -> None:
-        """Raise `BudgetError` unless all of these bytes can be taken. The message lists what is needed in all."""
+        """Raise `BudgetError` unless all of these bytes can be taken. The message lists all bytes that are needed."""
         if (asked := sum(pieces.values())) > self.left_bytes:
             all_of = {name: self.taken.get(name, 0) + pieces.get(name, 0) for name in self.taken | pieces}
             parts = ", ".join(f"{name} {nbytes / MB:.1f} MB" for name, nbytes in all_of.items())

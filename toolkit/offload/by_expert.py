@@ -29,8 +29,8 @@ from toolkit.storage.readers import open_reader
 class ByExpert(OnDemand):
     """The mixture of each decoder block reads experts when a token needs them; see `Strategy`. It computes on the CPU.
 
-    The model's own modules route. They stay in memory with attention, embeddings, norms, shared experts and the head,
-    and so do as many experts of each layer as the budget allows.
+    The model's own modules route. They stay in memory with attention, embeddings, norms, shared experts and the head.
+    As many experts of each layer as the budget allows stay there, too.
 
     Raises `UserError` for options that experts do not have, or a budget that does not hold the experts of one token;
     the message says how much that is.
@@ -58,7 +58,7 @@ class ByExpert(OnDemand):
         super().take_over()
 
     def _replaced(self, layer: int, arena: np.ndarray) -> ExpertFFN:
-        """Put our module in the place of a layer's routed experts, of which only biases stay."""
+        """Put our module in the place of a layer's routed experts; only their biases stay."""
         opening, demand, block = self._opening, self._opening.demand, decoder_blocks(self.model)[layer]
         experts, stored = block_experts(block, layer), opening.store.layer(layer, LAYOUT).ops
         assert experts is not None  # layers with slots have experts
@@ -76,7 +76,7 @@ class ByExpert(OnDemand):
     def _take_slots(self, outline: Mapping[int, Experts]) -> dict[int, int]:
         """Take all memory from the budget; return how many experts of each layer it holds.
 
-        Layers get the same number, and the first ones what is left.
+        All layers get the same number; the first layers get one more each until none is left.
         """
         opening, budget, slot_bytes = self._opening, self._opening.budgets["dram"], self._slot_bytes
         slots = {layer: experts.per_token for layer, experts in outline.items()}

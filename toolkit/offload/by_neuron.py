@@ -44,9 +44,9 @@ PREDICTORS, USAGE = "predictors.safetensors", "usage.safetensors"  # beside the 
 class ByNeuron(OnDemand):
     """The FFN of each decoder block reads neurons when a token needs them; see `Strategy`.
 
-    Attention, embeddings, norms, the head and the predictors stay in memory, and of each FFN the neurons that the last
-    tokens used. With a GPU all these but predictors and neurons stay there, and so do as many of the most used neurons
-    as its budget allows, the `hot` ones of each layer. There is one of `predictors` for each layer.
+    Attention, embeddings, norms, the head and the predictors stay in memory, and so do the neurons of each FFN that the
+    last tokens used. With a GPU, attention, embeddings, norms and the head stay in its memory. Its budget's rest holds
+    the most used neurons, the `hot` ones of each layer. `predictors` has one entry per layer.
 
     Raises `UserError` for options that neurons do not have, predictors or usage of other layers or that are damaged, an
     activation that has no kernel, a budget below what one token needs, or a GPU's below the rest of the model; the
@@ -93,12 +93,12 @@ class ByNeuron(OnDemand):
         return any(predictor is not None and predictor.stateful for predictor in self.predictors)
 
     def settle(self, tokens: int) -> None:
-        """Let go, at the next pass, of neurons that none of the first `tokens` of the last pass needed."""
+        """At the next pass, drop the neurons that none of the first `tokens` of the last pass needed."""
         for ffn in self.ffns:
             ffn.keep(tokens)
 
     def _choose_hot(self) -> list[Bool[np.ndarray, " neurons"]]:
-        """The neurons that stay on the GPU, whose memory is taken; none without one."""
+        """The neurons that stay on the GPU; takes their memory from its budget. None without a GPU."""
         opening, budget = self._opening, self._opening.budgets["device"]
         neurons, usage = [ffn.neurons for ffn in self._modules], opening.demand.usage
         if not opening.options.on_gpu:

@@ -9,10 +9,10 @@ from toolkit.formats import Packed
 
 
 class Cache:
-    """The piece that each slot holds, or will hold when its fetch has ended: `held`, by slot; None is no piece.
+    """Slots and the pieces in them. `held`, by slot: the piece that it has, or will have after its fetch; else None.
 
-    Fetches are done one at a time, in the order in which they were started, so a slot is overwritten only after the
-    fetch into it that was started before.
+    Fetches run one at a time, in the order in which they were started. So a slot is overwritten only after the earlier
+    fetch into it has ended.
     """
 
     def __init__(self, slots: int):
@@ -33,7 +33,7 @@ class Cache:
     def need(self, piece: int) -> int:
         """The slot of a piece that was asked for ahead, once it has arrived.
 
-        Raises what its fetch raises; the slot holds nothing then.
+        Raises the errors of its fetch; the slot is empty then.
         """
         slot = self.held.index(piece)
         if (coming := self._coming[slot]) is not None:
@@ -60,9 +60,9 @@ class Cache:
 class Ring(Cache, AbstractContextManager):
     """The layers `numbers`, again and again in this order: the first follows the last, for the next token.
 
-    They pass through the first `slots` slots. If there is one for each layer, every layer is fetched once and stays.
-    A layer that is asked for out of order is brought as well, but nothing was fetched ahead for it. The layers
-    `staying` are fetched at once, each into a slot of its own behind the others. Raises what their fetches raise.
+    They pass through the first `slots` slots. If there is one for each layer, every layer is fetched once and stays. A
+    layer that is asked for out of order is fetched, too, but not ahead of its use. The layers `staying` are fetched at
+    once, each into a slot of its own behind the others. Raises the errors of their fetches.
     """
 
     def __init__(self, numbers: Sequence[int], slots: int, staying: Sequence[int] = ()):
@@ -102,7 +102,7 @@ class Ring(Cache, AbstractContextManager):
         return self.need(number)
 
     def go_on(self) -> None:
-        """Say that the layer in use is not needed any more, so that its slot takes part in fetching ahead."""
+        """Mark the layer in use as no longer needed, so that its slot can be fetched into."""
         slot, self._used = self._used, None
         if self._slot_count > 1 and slot is not None and (number := self.held[slot]) is not None:
             self.ahead(self._following[self._following[number]], slot)

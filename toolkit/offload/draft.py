@@ -59,10 +59,10 @@ class Speculation:
         return (self.accepted + self.passes) / self.passes if self.passes else float("nan")
 
     def worth(self) -> float:
-        """The least chance of acceptance at which a further drafted token pays.
+        """The lowest probability of acceptance at which one more drafted token pays.
 
-        A further token costs the seconds of a draft's step, and gains one token with this chance. So it pays as long as
-        the chance exceeds those seconds times the tokens a second so far.
+        One more token costs the seconds of a draft's step, and gains one token with this probability. So it pays while
+        the probability exceeds those seconds times the tokens per second so far.
         """
         if not self.drafted:
             return 0.0
@@ -85,11 +85,11 @@ def check_draft(model: nn.Module, draft: nn.Module) -> None:
 
 
 class Speculative:
-    """A decoding method of transformers' `generate` (`custom_generate`), which brings logits processors and all else.
+    """A decoding method (`custom_generate`) for transformers' `generate`, which supplies logits processors and so on.
 
     `settle(tokens)` is called after each check with the number of tokens that count. `fixed` is how many tokens are
-    drafted a pass; None drafts while a further token is worth its time, `MOST_DRAFTED` at most. `streamer` is that of
-    `generate`, which hands it no other way to a method that is not its own.
+    drafted a pass; None drafts while a further token is worth its time, `MOST_DRAFTED` at most. `streamer` is the one
+    of `generate`, which does not pass it to custom methods.
     """
 
     def __init__(self, draft: nn.Module, settle: Callable[[int], None], fixed: int | None = None, streamer=None):
@@ -107,7 +107,7 @@ class Speculative:
         generation_config,
         **inputs: object,
     ) -> Int64[Tensor, "texts more"]:
-        """The prompt and the text after it. Raises `UserError` for several texts, padding, or scores to return."""
+        """The prompt and the text after it. Raises `UserError` for several texts, padding, or a request for scores."""
         cache = _checked_cache(input_ids, generation_config, inputs)
         text = _Text(input_ids, logits_processor, stopping_criteria, generation_config.do_sample, self.streamer)
         given = input_ids[:, cache.get_seq_length() :]
@@ -145,7 +145,7 @@ class Speculative:
     def _drafted(
         self, text: "_Text", cache: DynamicCache, most: int
     ) -> tuple[Int64[Tensor, "1 drafted"], list[Scores], list[float]]:
-        """Tokens that may follow, the scores that each was chosen by, and its probability by the draft alone.
+        """The drafted tokens, the scores that each was chosen by, and its probability under the draft.
 
         The cache is as it was afterwards.
         """
@@ -202,7 +202,7 @@ class _Text:
 
 
 def _checked_cache(input_ids: Tensor, config, inputs: dict[str, object]) -> DynamicCache:
-    """The key-value cache. Raises `UserError` for what a draft does not go with."""
+    """The key-value cache. Raises `UserError` for settings that exclude a draft."""
     if len(input_ids) != 1:
         raise UserError(f"{len(input_ids)} texts at once: a draft goes with one text; leave draft out")
     if inputs.get("attention_mask") is not None:
@@ -215,7 +215,7 @@ def _checked_cache(input_ids: Tensor, config, inputs: dict[str, object]) -> Dyna
 
 
 def _keep_past(cache: DynamicCache, length: int) -> None:
-    """Have layers with sliding attention keep what a rejected token would push out of a window, if one gets full."""
+    """Let layers with sliding attention keep positions that a rejected token would push out of a full window."""
     windows = [layer.sliding_window for layer in cache.layers if layer.is_sliding]
     if windows and length >= min(windows):
         cache.activate_past_recording()

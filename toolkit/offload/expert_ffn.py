@@ -73,8 +73,8 @@ class RecordedRouter(Router):
 class ExpertSlots(Cache):
     """The experts of one layer that are in memory: each in a slot of its own, where the disk has put it (CORM, 4.3).
 
-    `cache` decides which of them stay, and counts. The rows of `arena` are the slots: each starts on a block and holds
-    the largest expert. If a read fails, nothing is held any more.
+    `cache` decides which experts stay, and counts hits. The rows of `arena` are the slots: each starts on a block and
+    holds the largest expert. If a read fails, nothing is held any more.
     """
 
     def __init__(
@@ -135,14 +135,14 @@ class ExpertSlots(Cache):
 
 
 class ExpertFFN(Offloaded):
-    """Takes the place of the routed experts in a mixture, which routes and adds what else it has.
+    """Takes the place of the routed experts in a mixture. The mixture itself routes and adds its shared experts.
 
-    Experts are added in the order of their numbers, whatever memory holds, so the result depends on nothing else. If
-    the tokens of a prompt need more experts than there are slots, these come in parts.
+    Experts are added in the order of their numbers, so the result does not depend on the experts in memory. If the
+    tokens of a prompt need more experts than there are slots, these come in parts.
 
-    `products` give, for each expert, the output of its stored rows for some tokens. Unless it `keeps` experts, each
-    token reads all that it needs. Unless it `reloads`, a token goes on with those that were predicted from the layer
-    before, with the weights that the router gives these.
+    `products` give, for each expert, the output of its stored rows for some tokens. Without `keeps`, each token reads
+    all experts that it needs. Without `reloads`, a token uses the experts that were predicted from the layer before,
+    with the weights that the router gives them.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ ROOM = 256  # positions: so often is the cache copied, and so much memory waits
 class GrowingLayer(DynamicLayer):
     """The keys and values of one layer, for one sequence. Both have the same shape and type.
 
-    Whatever transformers does to `keys` and `values` (longer, shorter, other ones) is noticed at the next `append`.
+    The next `append` notices if transformers has replaced, lengthened or shortened `keys` and `values`.
     """
 
     room: Tensor | None = None  # [2, 1, key heads, positions, size]: keys, then values

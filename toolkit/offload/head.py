@@ -42,7 +42,7 @@ class OffloadedHead(nn.Module):
 class HeldHead:
     """The packed head of a folder of neurons or experts: all its parts are in memory, on the CPU.
 
-    `nbytes` are those of the parts, and of what prompts make one of them dense in.
+    `nbytes` counts the parts and the scratch in which prompts make one part dense.
     """
 
     def __init__(self, store: Store, variant: str, rows: int):

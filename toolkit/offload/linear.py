@@ -1,4 +1,4 @@
-"""A linear layer whose weight is elsewhere: it is fetched, made dense if its method needs that, used and released."""
+"""A linear layer whose weight lives elsewhere: it is fetched, made dense if its method needs that, used, released."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,10 +21,10 @@ _CHOICES: dict[tuple[str, int], bool] = {}  # of `multiplied_packed`, by operati
 class OffloadedLinear(Offloaded):
     """Takes the place of an `nn.Linear` of the same shape and bias.
 
-    `fetch()` returns its packed weight each time it runs. `scratch` are the bytes that weights are made dense in,
-    `OpRun.scratch_bytes` of the largest; all layers share them. With `packed`, single tokens are multiplied with the
-    packed form, if its format has such a product. So are a few tokens on a CPU, if that is faster there than decoding;
-    longer prompts use `scratch`. Weight and scratch are in the memory of `device`.
+    `fetch()` returns its packed weight each time it runs. Weights are made dense in `scratch`, which all layers share:
+    `OpRun.scratch_bytes` of the largest. With `packed`, single tokens are multiplied with the packed form, if its
+    format has such a product. So are a few tokens on a CPU, if that is faster there than decoding; longer prompts use
+    `scratch`. Weight and scratch are in the memory of `device`.
     """
 
     def __init__(

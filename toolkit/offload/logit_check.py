@@ -2,9 +2,9 @@
 
     error = check_logits(folder, model)   # 0.004: in standard deviations of the logits
 
-This guards against what no other check thought of: an FFN that has more parts than it seems, a buffer that is computed
-otherwise, a linear with arithmetic of its own. A prompt whose tokens are spread over many positions runs through both,
-then a few single tokens, which take a way of their own (`toolkit.offload.single_token`).
+This finds faults that no other check looks for: an FFN with hidden parts, a buffer that is computed differently, a
+linear with unusual arithmetic. A prompt whose tokens are spread over many positions runs through both models, then a
+few single tokens, which have code of their own (`toolkit.offload.single_token`).
 """
 
 import copy
@@ -54,8 +54,7 @@ def check_logits(folder: Path, model: nn.Module) -> float:
     """Compare a folder, in every variant, with the model that it was packed from; return the largest error.
 
     The error of a token is the root mean square over the vocabulary, in standard deviations of the model's logits.
-    Experts of few bits and int8 weights are compared with themselves: what was packed takes the place of the weights in
-    `model`.
+    Packing changes experts of few bits and int8 weights. So the packed values first replace the weights in `model`.
 
     Raises `UserError` for an error beyond rounding, and what `OffloadedModel.open` raises.
     """

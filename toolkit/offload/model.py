@@ -53,9 +53,9 @@ class OffloadedModel(AbstractContextManager):
     """A decoder-only Hugging Face model whose decoder weights stay packed or by neuron: on a GPU, in DRAM or on disk.
 
     `model` is the model itself, on `device`. One thread runs it at a time, since layers share buffers; a second one
-    gets a `UserError`. Norms, biases and the head stay in the memory of `device`, and input embeddings where they are
-    the head's matrix or on a GPU; else their rows are read (`toolkit.offload.embedding`). `budgets` are those of the
-    tiers "dram" and "device". `speculation` counts what the last text with a draft took.
+    gets a `UserError`. Norms, biases and the head stay in the memory of `device`. So do input embeddings that are the
+    head's matrix, and all of them on a GPU; otherwise their rows are read (`toolkit.offload.embedding`). `budgets` are
+    those of the tiers "dram" and "device". `speculation` counts what the last text with a draft took.
     """
 
     store: Store
@@ -74,8 +74,8 @@ class OffloadedModel(AbstractContextManager):
     ) -> Self:
         """Open a folder that `toolkit.storage.packing.pack_model` wrote.
 
-        `settings` are the other fields of `Options`. `beside` is another opened model: both keep within its budgets,
-        and hold once what both have in common, such as embeddings and head; so the settings have no budgets then.
+        `settings` are the other fields of `Options`. `beside` is another opened model. Both keep within its budgets and
+        share equal tensors, such as embeddings and head. The settings have no budgets then.
 
         Raises `FormatError` for a damaged store, and `UserError` for a GPU that is not there, a store of another model,
         settings that the folder's layout does not have, or a budget that is too small; the message says how much is
@@ -160,7 +160,7 @@ class OffloadedModel(AbstractContextManager):
         self.close()
 
     def _take_over(self, opening: Opening) -> None:
-        """Load the tensors that are no weights of the strategy's, and have it replace the model's modules."""
+        """Load the tensors that the strategy does not bring, then let it replace the model's modules."""
         rest = {name: self._on_device(tensor) for name, tensor in self.store.rest(opening.elsewhere)}
         rest |= opening.common
         self.model.load_state_dict(rest, strict=False, assign=True)
@@ -187,7 +187,7 @@ class OffloadedModel(AbstractContextManager):
         self.model.forward = self._turn.guard(forward)
 
     def _leave_on_disk(self, weight: str) -> None:
-        """Have the rows of the input embedding with this weight read when they are needed."""
+        """Leave the input embedding with this weight on disk: its rows are read when they are needed."""
         run = next(run for run in self.store.index.rest if run.name == weight)
         module, embedding = weight.rpartition(".")[0], self.model.get_input_embeddings()
         ours = StoredEmbedding(embedding, run, self.store.shards[run.shard])
@@ -237,7 +237,7 @@ def _budgets(options: Options, device: Cpu | Cuda, beside: OffloadedModel | None
 
 
 def _common(store: Store, beside: OffloadedModel) -> dict[str, Tensor]:
-    """The tensors, no op's weights, that are the same in another opened model."""
+    """The tensors beside the ops' weights that another opened model has, too."""
     there = {run.name: run.sha256 for run in beside.store.index.rest}
     tensors = beside.model.state_dict(keep_vars=True)
     same = [run.name for run in store.index.rest if there.get(run.name) == run.sha256 and run.name in tensors]

@@ -1,4 +1,4 @@
-"""An FFN whose neurons come from disk: those that a token is predicted to need, and that memory does not hold yet.
+"""An FFN that reads neurons from disk: those that a token is predicted to need and that memory does not hold yet.
 
 With a GPU, hot neurons of each layer stay in its memory, and the CPU computes a token's cold ones meanwhile. This is
 Hermes-host (Hermes, section V-A): the most used neurons are chosen beforehand (section IV-B) and never change.
@@ -38,10 +38,10 @@ class Maths:
 class NeuronFFN(Offloaded):
     """Takes the place of a decoder block's FFN.
 
-    `store` holds neurons, which `NeuronReads` fetches; it is emptied before each use if it `passes`, since other layers
-    share its memory then. Without a `predictor` the layer needs all its neurons. If tokens need more neurons than
-    memory holds, the neurons come in parts, whose sums are added up. A pass of several tokens is a prompt: a predictor
-    with a state needs all neurons for it, and starts with what fired.
+    `store` holds neurons, which `NeuronReads` fetches. If it `passes`, other layers share its memory, and it is emptied
+    before each use. Without a `predictor` the layer needs all its neurons. If tokens need more neurons than memory
+    holds, the neurons come in parts, whose sums are added up. A pass of several tokens is a prompt: a predictor with a
+    state needs all neurons for it, and starts with what fired.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class NeuronFFN(Offloaded):
         return reduce(Tensor.add_, sums if self._bias is None else [*sums, self._bias])
 
     def keep(self, tokens: int) -> None:
-        """Let go of neurons that the last pass loaded and none of its first `tokens` needed."""
+        """Drop the neurons that the last pass loaded and none of its first `tokens` needed."""
         if self._of_tokens[tokens:]:
             useless = np.setdiff1d(np.concatenate(self._of_tokens[tokens:]), np.concatenate(self._of_tokens[:tokens]))
             self.store.residency.forget(useless)
@@ -189,8 +189,9 @@ def place(
 class SplitFFN(NeuronFFN):
     """An FFN of hot neurons, which the device computes, and of cold ones, which the CPU computes at the same time.
 
-    The device computes its hot neurons for every token, predicted or not: those whose output does not exceed the
-    threshold add nothing. So a predictor that is exact gives what it gives on the CPU, and another one misses fewer.
+    The device computes its hot neurons for every token, predicted or not; those whose output does not exceed the
+    threshold add nothing. So an exact predictor gives the same result as on the CPU, and any other one misses fewer
+    neurons.
     """
 
     def __init__(self, hot: HotNeurons, *arguments: object, **named: object):
@@ -205,7 +206,7 @@ class SplitFFN(NeuronFFN):
         del self.hot
 
     def _run(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens hidden"]:
-        """The sum of both, on the device. Its span ends when the CPU is ready as well, and both have been added."""
+        """The sum of both, on the device. Its span ends when both parts are computed and added."""
         hot, begun_s = self.hot, self._recorder.now_s()
         total = ffn_of(hot.rows, hot.bias, x, self.maths)  # launched; the CPU goes on
         self._hot_fired = fired(hot.rows, hot.bias, hot.numbers, x, self.maths) if self._learns else []

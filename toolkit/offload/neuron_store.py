@@ -1,7 +1,7 @@
 """The neurons of one layer that are in memory, as LLM in a flash manages them (section 3.3, figure 6).
 
 Rows 0 to `num_used` of a matrix that is allocated once hold them, in any order, since the order of neurons does not
-change what an FFN gives. A neuron that goes is overwritten with the last one; one that comes is put behind the last.
+change what an FFN gives. A dropped neuron is overwritten with the last one; a new one is put behind the last.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How a packed model is run: one frozen record, which everything in the runtime takes."""
+"""How a packed model is run: one frozen record that all parts of the runtime take."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Demand:
         look_ahead: while a layer computes, read the experts that the next one's router names for this layer's input.
         exact: read experts that were not predicted. If False, a token goes on with those that were, and its result
             differs.
-        routing: `routing(layer, experts)` makes what chooses a layer's experts, such as
+        routing: `routing(layer, experts)` makes the object that chooses a layer's experts, such as
             `toolkit.offload.expert_ffn.RecordedRouter` for a twin. None takes the model's routers.
 
     Raises `UserError` for a negative window.

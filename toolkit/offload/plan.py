@@ -1,4 +1,4 @@
-"""The plan of a pass: which layers it needs, where each of them lives, and the memory that this takes."""
+"""The plan of a pass: the layers that it needs, the tier of each, and the memory that this takes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ OF_FREE = 0.9  # share of free memory that weights and buffers may take when no 
 class Plan:
     """The layers of a pass in order, the tier that each lives in, and the way of running them.
 
-    A tier is "device", "dram" or "storage". `layers` hold what is brought of each: all of its ops, or some.
+    A tier is "device", "dram" or "storage". `layers` list the ops of each layer that are brought: all or some.
     """
 
     layers: Sequence[Layer]
@@ -62,7 +62,7 @@ def largest_bytes(layers: Sequence[Layer]) -> int:
 
 
 def scratch_bytes(layers: Sequence[Layer], way: Way) -> int:
-    """Bytes that the largest weight is made dense in, where products are taken."""
+    """Scratch bytes for the largest weight when dense, in the memory of the processor that multiplies."""
     _, passing = forms(layers, way)
     return max(run.scratch_bytes for layer in passing for run in layer.ops.values())
 

@@ -1,9 +1,9 @@
 """One token through a Llama-shaped decoder, without what a framework does around each operation.
 
-transformers runs a prompt; it would also run each token after it, some sixty small operations and forty modules a
-layer. For one token of one sequence this is most of the time that is not spent on weights. The step here takes the same
-weights and the same cache, calls a product for each linear and six small functions for the rest, and computes in fp32
-throughout. So its last digits differ from those of transformers, as those of packed products do.
+transformers runs the prompt. For a single token after it, transformers would run some sixty small operations and forty
+modules per layer, which takes most of the time that is not spent on weights. The step here takes the same weights and
+the same cache, calls a product for each linear and six small functions for the rest, and computes in fp32 throughout.
+So its last digits differ from those of transformers, as those of packed products do.
 """
 
 import functools
@@ -122,7 +122,7 @@ class SingleToken:
                 group.close()
 
     def _serves(self, input_ids=None, past_key_values=None, attention_mask=None, position_ids=None, **named) -> bool:
-        """Whether these arguments ask for a single token after others, and for nothing that the step does not give."""
+        """Whether these arguments ask for a single token after others, and only for results that the step gives."""
         return (
             input_ids is not None
             and input_ids.shape == (1, 1)
@@ -203,7 +203,8 @@ def _matvec(weight: Packed, x: Tensor, out: Tensor) -> None:
 class _Vectors:
     """The vectors that a step writes to, fp32. All blocks have the same sizes and use them in turn.
 
-    `x` is what goes from block to block, and `more` what the last part of one adds to it, both [1, hidden].
+    `x` is the hidden state between blocks, and `more` is the term that the last part of a block adds to it; both [1,
+    hidden].
     """
 
     def __init__(self, block: nn.Module, config: PretrainedConfig):
@@ -296,7 +297,7 @@ def _activation(config: PretrainedConfig) -> str:
 
 
 def _after(norm: nn.Module | None, of: _Vectors) -> list[Task]:
-    """The norm of what is added, if there is one."""
+    """The norm of the added term, if there is one."""
     return [_normalising(norm, of.more.numpy())] if norm else []
 
 

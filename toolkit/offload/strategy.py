@@ -1,4 +1,4 @@
-"""How the weights of decoder blocks come to where they are used: what every strategy has, and what it starts from.
+"""The base of strategies, which bring the weights of decoder blocks to the processor that uses them.
 
 A strategy is one module with a class like `Streamed` or `ByNeuron`, and an entry in `STRATEGIES` of
 `toolkit.offload.model`, by the layout of the folders that it runs. It opens its files, takes its memory from the
@@ -33,8 +33,8 @@ from toolkit.timeline import Recorder
 class Opening:
     """A folder that is being opened; `stack` closes what a strategy opens.
 
-    `common` are the tensors, no op's weights, that another opened model holds already. `head` is a packed one that is
-    held in memory. `on_disk` is the name of an input embedding that stays there, if there is one; `skeleton` finds it.
+    `common` are the tensors beside the ops' weights that another opened model holds already. `head` is a packed head
+    that is held in memory. `on_disk` is the name of an input embedding that stays on disk, if any; `skeleton` finds it.
     """
 
     store: Store
@@ -89,15 +89,15 @@ class Strategy(ABC):
         """Put `Offloaded` modules in the places of the model's."""
 
     def settle(self, tokens: int) -> None:  # noqa: B027 (most have nothing to do)
-        """Hear that the first `tokens` of the last pass count, and that the next pass may take a while to come."""
+        """Called between passes: the first `tokens` of the last pass count; the next pass may come much later."""
 
 
 class OnDemand(Strategy):
     """A strategy that reads only what a token needs.
 
-    `ffns` are the modules in the places of the model's FFNs or routed experts. Raises `UserError` for options of layers
-    that are streamed whole, any of the `refused` that is not None, and, unless there is use for a `gpu`, that; and for
-    a model that `check` refuses.
+    `ffns` are the modules in the places of the model's FFNs or routed experts. Raises `UserError` for options of whole
+    layers, for any of the `refused` that is not None, for a GPU unless `gpu` allows one, and for a model that `check`
+    refuses.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One pass at a time: the layers of a model share buffers, so a second thread would overwrite the weights in use."""
+"""A lock for passes: the layers of a model share buffers, so a second thread would overwrite the weights in use."""
 
 import functools
 import inspect

@@ -74,7 +74,7 @@ class Uploader(Ring):
         return self._passing[number].view(self._slots[slot])
 
     def _fetch(self, number: int, slot: int) -> Future:
-        """Start to bring a layer. Work launched before may still read the slot's old contents, so a mark is set."""
+        """Start to bring a layer. Earlier work may still read the slot's old contents, so a mark is set."""
         return self._link.submit(self._bring, number, self._slots[slot], self.device.mark())
 
     def _bring(self, number: int, buffer: DeviceBytes, mark: torch.cuda.Event) -> None:

@@ -1,6 +1,6 @@
 """The variant of a packed folder that is run, without torch: a format, "bundled" for neurons, or "experts".
 
-The index is read, and not judged: `Store.open` refuses one that is not as expected.
+The index is read without checks; `Store.open` checks it.
 """
 
 import json

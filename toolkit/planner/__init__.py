@@ -1,1 +1,1 @@
-"""Which ways help on this machine, with this model: their speed and their price, before any is tried."""
+"""The planner: speed and price of every way of running a model on this machine, before any is tried."""

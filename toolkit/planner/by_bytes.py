@@ -3,10 +3,10 @@
     bounds(open_target("llama2-7b"), dram_bytes=6_000_000_000)                               # on this machine
     best_elsewhere(open_target("mixtral-8x7b"), profile("corm-rtx3090ti"), loss=0.25)        # on another one
 
-The nearest memory holds what fits (device, then DRAM), the rest comes from the disk. Weights in DRAM are copied to the
-GPU for each token; llama.cpp multiplies them on the CPU instead. Links and memories work beside each other, so the
-slowest of them decides; in llama.cpp one follows the other. The share of a memory's bandwidth that kernels reach is
-left out, so each number is the most that the way can reach there.
+The nearest memory holds as much as fits (device, then DRAM); the rest comes from the disk. Weights in DRAM are copied
+to the GPU for each token; llama.cpp multiplies them on the CPU instead. Links and memories work beside each other, so
+the slowest of them decides; in llama.cpp one follows the other. Kernels are assumed to reach a memory's whole
+bandwidth, so each number is an upper limit.
 """
 
 from dataclasses import dataclass, replace
@@ -42,9 +42,9 @@ class Bound:
 def bounds(target: Target, dram_bytes: int) -> pd.DataFrame:
     """A row for each way of the toolkit that fits into so many bytes of DRAM, the least reads first.
 
-    Columns: way; read_mb (from the disk for a token, if what is in memory is needed as often as the rest); token_mb (of
-    weights that a token is multiplied with); needed_mb (of DRAM, at least). A token takes no less than read_mb at the
-    disk's bandwidth, and no less than token_mb at the memory's.
+    Columns: way; read_mb (from the disk for a token, if parts in memory are needed as often as the rest); token_mb (of
+        weights that a token is multiplied with); needed_mb (of DRAM, at least). A token takes no less than read_mb at
+        the disk's bandwidth, and no less than token_mb at the memory's.
     """
     shape, rows = target.shape, []
     for way in ways(bool(shape.experts), target.cut):

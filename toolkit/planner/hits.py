@@ -1,4 +1,4 @@
-"""How much of what a token needs is in memory already, by the text of real models: of experts, and of FFN neurons.
+"""Hit rates: the share of a token's experts, and of its FFN neurons, that memory holds, from texts of real models.
 
     expert_hits(shape, held=0.4)         # the share of needed experts that are found
     window_of(shape, way, 200_000_000)   # the shares of neurons that memory holds, and that a token reads

@@ -1,9 +1,9 @@
-"""Ways of running this model on this machine: every way of running it with its speed and its price, the best first.
+"""A plan: every way of running this model on this machine, with its speed and its price, the best first.
 
     found = plan("llama2-7b", dram_bytes=6_000_000_000)
     found.table     # a row a way
     found.why       # one sentence
-    found.command   # what packs and runs the first way
+    found.commands  # they pack and run the first way
 
 Speeds are modelled from rates that are measured once (`toolkit.planner.rates`). Their ranges come from the last run of
 the notebook `beyond/planner`, which measures how far off such predictions are. Quality is measured, of this model or of
@@ -153,7 +153,7 @@ def _row(way: PlannedWay, found: Speed, quality: Quality, ratios: tuple[float, f
 def _ordered(table: pd.DataFrame, loss: float) -> pd.DataFrame:
     """The fastest way within the loss first, then the others on the front by speed, then the rest by speed.
 
-    A way of which only a limit is known does not come first if there is another.
+    A way with a limit instead of a prediction comes first only if there is no other.
     """
     known = table["relative"].notna()
     predicted, within = ~table["at_best"].astype(bool), table["relative"] <= 1 + loss
@@ -201,7 +201,7 @@ def _why(best: pd.Series, loss: float) -> str:
 
 
 def _commands(target: Target, way: PlannedWay, dram_bytes: int | None, device_bytes: int | None) -> tuple[str, ...]:
-    """With MODEL for a model whose weights are not at hand."""
+    """The commands; with MODEL in them for a model whose weights are not at hand."""
     if way.pack is None:
         return ()
     pack = f"python -m toolkit pack {target.name if target.loadable else 'MODEL'} {way.pack} --out packed"

@@ -1,4 +1,4 @@
-"""The price of a way in quality: a model's perplexity with it over the one without.
+"""The price of a way in quality: a model's perplexity with it over that without it.
 
     price_of(open_target("llama2-70b"), way)                   # of smollm2-135m, and says so
     price_of(open_target("smollm2-135m"), way, measure=True)   # measured now, and kept
@@ -49,8 +49,8 @@ class Quality:
     """The price of a way.
 
     `ratio` is perplexity over that of the model as it is published, NaN if nobody has measured it; `low` and `high` are
-    the range over machines, with the standard error window by window where that is known. `model` was measured, or says
-    why its measurement does not count. `bits`: of a decoder weight of `model` as it was measured, if that is known.
+    the range over machines, with the standard error window by window where that is known. `model` is the measured
+    model, or the reason why its measurement does not count. `bits`: per decoder weight of the measured model, if known.
     """
 
     ratio: float
@@ -63,7 +63,7 @@ class Quality:
 def price_of(target: Target, way: PlannedWay, text: str = "wiki-slice", measure: bool = False) -> Quality:
     """The price of a way, measured at about as many bits a weight.
 
-    With `measure` it is measured now, on a few windows of the corpus `text`, if it can be; else a warning says why.
+    With `measure` it is measured now, on a few windows of the corpus `text`; if that is impossible, a warning says why.
     llama.cpp stores rows whose length is no multiple of 256 in larger types, so a small model may have more bits.
     """
     if way.treatment in EXACT or (way.kind == NEURONS and target.own_thresholds):  # a sparse model has these zeros

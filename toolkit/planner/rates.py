@@ -1,4 +1,4 @@
-"""How long this machine takes for a token, by how weights are stored, how many bytes they have, and in how many layers.
+"""The time of a token on this machine, by the storage format of the weights, their bytes and the number of layers.
 
     found = rates()
     found.token["endor_packed", "bfloat16"].seconds(layers=30, nbytes=4.0e6 * 30)    # of one token, all in DRAM
@@ -7,8 +7,8 @@
     found.read.seconds(4.0e6)                                                        # from disk
 
 Small Llama and Mixtral decoders of random weights run in the toolkit's own runtime, first in DRAM and then from disk,
-so times have all that the runtime adds to its products. None of these decoders has the size of a model that is
-predicted.
+so times include everything that the runtime adds to its products. None of these decoders has the size of a model that
+is predicted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -81,8 +81,8 @@ class Rates:
     """The time of a token in DRAM by (method, dtype), in llama.cpp by type, of experts by bits; and a read from disk.
 
     `rival` is empty where llama.cpp cannot run, and `expert` unless a mixture is planned. `expert`, `neuron` and
-    `neuron_read` are of one layer: with its experts; with the neurons that it reads, what it takes beside reading them,
-    and the read. `disturbed` is the share of turns beside other work.
+    `neuron_read` are times of one layer: of its experts, of a layer by neuron without its reads, and of these reads.
+    `disturbed` is the share of turns beside other work.
     """
 
     token: Mapping[tuple[str, str], Cost]

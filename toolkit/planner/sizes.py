@@ -1,4 +1,4 @@
-"""Bytes of a model's parts as a way stores them, and the memory that running it needs: what `run` asks for, or more."""
+"""Bytes of a model's parts as a way stores them, and the memory that `run` needs for it, or slightly more."""
 
 import math
 from dataclasses import dataclass, replace
@@ -51,7 +51,7 @@ class Footprint:
 
     @property
     def all_bytes(self) -> int:
-        """Bytes with which nothing is read for a token."""
+        """Bytes that hold everything, so that a token reads nothing."""
         return self.fixed_bytes + buffer_bytes(self.units * self.unit_bytes)
 
     def held_share(self, dram_bytes: float) -> float:
@@ -143,7 +143,7 @@ def _matrix_bytes(matrix: tuple[int, int], way: PlannedWay) -> int:
 
 
 def _scratch_bytes(shape: ModelShape, way: PlannedWay) -> int:
-    """Bytes that prompts make the largest matrix dense in: of int8, also the integers unless they lie dense."""
+    """Scratch bytes in which prompts decode the largest matrix; of int8, also its integers unless stored dense."""
     largest = max(rows * columns for rows, columns in shape.matrices.values())
     widths = [ELEMENT_BYTES] if way.dtype == INT8 or way.stored.format != "dense" else []
     widths += [1] if way.dtype == INT8 and way.stored.format != "dense" else []
@@ -172,7 +172,7 @@ def _rest_bytes(shape: ModelShape, way: PlannedWay) -> int:
 def _vector_bytes(shape: ModelShape) -> int:
     """Bytes of norms, biases, learned positions and all else that is no matrix of a layer.
 
-    A shape alone leaves them out: then as many as models have at most.
+    A shape alone has none of them: the largest number of any model is assumed then.
     """
     if shape.others:
         return shape.other * ELEMENT_BYTES + shape.others * BLOCK_BYTES
@@ -202,7 +202,7 @@ def _of_neurons(shape: ModelShape, way: PlannedWay) -> Footprint:
 
 
 def _of_rival(shape: ModelShape, way: PlannedWay) -> Footprint:
-    """llama.cpp reads its mapped file in pages, so any memory will do; what does not fit is read for each token."""
+    """llama.cpp maps its file, so any memory is enough; pages that do not fit are read for each token."""
     parts = shape.parameters
     nbytes = _rival_bytes(way, sum(parts.values()), parts["embedding"] + parts["head"])
     return Footprint(0, nbytes, 1, 0)

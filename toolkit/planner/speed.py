@@ -2,7 +2,7 @@
 
 A token passes the layers: those in memory take their time, those on disk are read ahead, one while another is used
 (`toolkit.costs.cost_model`). A mixture reads the experts that are not in memory before it uses them. llama.cpp
-maps its file: what memory does not hold is read for each token, at the disk's rate at best. That is a limit, not a
+maps its file: pages outside memory are read for each token, at most at the disk's rate. That is a limit, not a
 prediction, and so is the memory's rate where llama.cpp could not be timed. Neurons are read before they are used.
 """
 
@@ -35,8 +35,7 @@ class Speed:
 
     seconds: a token's. first_s: until the first token after a prompt. read_bytes: from the disk, a token. dram_bytes:
     of weights and buffers. held: the share of layers, neurons or experts in memory. limit: "disk", "DRAM" or "compute",
-    what the most of a token's time goes to. at_best: the time is a limit that follows from bytes, or of a way that
-    nothing here does, not a prediction.
+    the largest part of a token's time. at_best: the time is a limit by bytes, not a prediction.
     """
 
     seconds: float

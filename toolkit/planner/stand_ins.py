@@ -1,4 +1,4 @@
-"""Models packed as a way says, for timing alone: zeros fall at random, and quantised codes are random.
+"""Models packed for a way, for timing only: zeros fall at random, and quantised codes are random.
 
 Time does not depend on the values of weights, and calibrating them takes minutes. So a matrix is encoded once for each
 shape and stands in for all of that shape. Which neurons fire does depend on values and text: FFNs by neuron are real.

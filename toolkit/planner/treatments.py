@@ -1,4 +1,4 @@
-"""Each treatment of weights that a way needs: an alteration of a model that shows its price, and the measured price."""
+"""The treatments of weights: each is an alteration of a model, whose price in quality is measured."""
 
 from collections.abc import Mapping
 from dataclasses import replace

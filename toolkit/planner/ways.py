@@ -1,4 +1,4 @@
-"""The ways of running a model that a plan compares: how weights are stored, what is done to them, and which command."""
+"""The ways of running a model that a plan compares: format and treatment of the weights, and the commands."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -49,13 +49,13 @@ def remap(
 ) -> tuple[Int8[np.ndarray, " neurons"], Int64[np.ndarray, " moved"]]:
     """Algorithm 1: pair the busiest DIMM with the least busy, the second with the second, and level each pair.
 
-    The busier DIMM's most active neuron that does not make it the less busy one moves, then the next such neuron.
+    The most active neuron that leaves the busier DIMM the busier one moves, then the next such neuron.
 
     Args:
         activity: how often each neuron was active in the window, from 0; 0 for neurons on the GPU.
         dimm: where each neuron lies.
         dimms: how many DIMMs there are.
-        limit: the most neurons that a pair moves: what its link carries while the DIMMs wait for the GPU.
+        limit: the most neurons that a pair moves: as many as its link carries while the DIMMs wait for the GPU.
 
     Returns the new places, and the neurons that moved, rising.
     """
@@ -82,7 +82,8 @@ def _leaving(heavy: Int64[np.ndarray, " levels"], light: Int64[np.ndarray, " lev
 def swap(state: UInt8[np.ndarray, " neurons"], hot: Bool[np.ndarray, " neurons"], threshold: int, moves: int) -> Change:
     """The online adjustment: neurons above `threshold` that are not on the GPU replace the coldest ones there.
 
-    The hottest goes first, for the coldest, as long as it is the hotter one; at most `moves` of them.
+    The hottest neuron replaces the coldest one, then the next pair, as long as the new one is hotter; at most `moves`
+    pairs.
 
     Args:
         state: of each neuron, 0 to 15.
@@ -90,7 +91,7 @@ def swap(state: UInt8[np.ndarray, " neurons"], hot: Bool[np.ndarray, " neurons"]
         threshold: a neuron with more is hot.
         moves: how many are copied while the GPU computes something else.
 
-    Returns what leaves the GPU and what comes, as many. `hot` stays as it is.
+    Returns the neurons that leave the GPU and those that replace them, as many. `hot` stays as it is.
     """
     counts = tally(hot, state, 2, HIGHEST + 1)
     quota = np.zeros_like(counts)

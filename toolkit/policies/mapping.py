@@ -4,9 +4,10 @@
     mapping = greedy(blocks, Room(gpu_bytes=8 << 30, dimms=8, dimm_bytes=32 << 30))
     mapping.hot[0], mapping.dimm[0], mapping.seconds, mapping.gap
 
-All weights lie on the DIMMs, and hot neurons are copied to the GPU. A token takes the sum over blocks of the longer of
-two times: two transfers and the GPU's neurons, or the neurons of the slowest DIMM; each neuron by its frequency.
-`greedy` takes a tenth of a second for LLaMA-7B and carries its certificate, the optimum of the linear relaxation.
+All weights lie on the DIMMs, and hot neurons are copied to the GPU. A token's time is a sum over blocks. A block takes
+the longer of two times: two transfers and the GPU's neurons, or the neurons of the slowest DIMM; each neuron counts by
+its frequency. `greedy` takes a tenth of a second for LLaMA-7B and carries its certificate, the optimum of the linear
+relaxation.
 """
 
 from collections.abc import Sequence
@@ -63,7 +64,7 @@ class NeuronBlock:
 class Room:
     """The memory there is for neurons, and `sync_s`, seconds of a transfer between GPU and DIMMs (a block has two).
 
-    `gpu_bytes` is what the weights that must lie on the GPU leave. Raises `UserError` if that is below 0.
+    `gpu_bytes` is the GPU's memory beside the weights that must lie there. Raises `UserError` if it is below 0.
     """
 
     gpu_bytes: int
@@ -128,8 +129,8 @@ def block_seconds(
 def greedy(blocks: Sequence[NeuronBlock], room: Room) -> NeuronMap:
     """Copy the neuron to the GPU that saves most time per byte, again and again, until memory is full or none saves.
 
-    In the order of DIMM time per byte a block's neurons save less and less, and nothing once the GPU takes longer than
-    the DIMMs. So one sort over all blocks finds this mapping.
+    In the order of DIMM time per byte, each neuron of a block saves less than the one before, and none once the GPU
+    takes longer than the DIMMs. So one sort over all blocks finds this mapping.
 
     Raises `UserError` if the DIMMs do not hold the model.
     """

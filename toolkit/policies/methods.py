@@ -10,7 +10,7 @@ PACKED = "_packed"  # behind a format's name: products are taken with the packed
 
 @dataclass(frozen=True)
 class Method:
-    """The format that a weight is stored in, and the tier whose processor makes it dense; None if nothing does.
+    """The format that a weight is stored in, and the tier whose processor decodes it; None if it stays packed.
 
     `by_torch`: products are torch's, of the stored matrix, which is dense.
     """

@@ -17,8 +17,8 @@ IN_MEMORY = 13 / 64  # of OPT-66B's layers, on GPU and CPU (ENDOR, section 3.3)
 class LayerMap:
     """The number of layers in each tier. The first layers are on the device. Raises `UserError` below 0.
 
-    Layers in DRAM come before those in storage, as in ENDOR. If they are `spread` evenly between them, the disk goes on
-    reading while they are used.
+    Layers in DRAM come before those in storage, as in ENDOR. If they are `spread` evenly among those in storage, the
+    disk goes on reading while they are used.
     """
 
     device: int
@@ -67,16 +67,16 @@ def fitting(
 
 
 def needed_bytes(staying: Sequence[int], passing: Sequence[int], slots: int) -> int:
-    """Bytes of the layers that stay and of the slots for the others. Each is a buffer of whole huge pages."""
+    """Bytes of the layers that stay and of the slots for the others, each a buffer of whole huge pages."""
     return buffer_bytes(sum(staying)) + buffer_bytes(min(slots, len(passing)) * max(passing, default=0))
 
 
 def place_layers(way: Way, mapping: str, layers: int, dense_bytes: int = 1, packed_bytes: int = 1) -> LayerMap:
     """Where the layers of a way live, for layers of these bytes.
 
-    OPT-66B has 13 of 64 layers on GPU and CPU (ENDOR, section 3.3). Our measurements compute on the CPU, so DRAM is
-    the nearest tier and takes that share (`published`). `refilled` is what fits into the bytes of these once they are
-    packed. Raises `UserError` for an unknown mapping, or if buffers keep all layers in storage: a second token would
+    OPT-66B has 13 of 64 layers on GPU and CPU (ENDOR, section 3.3). Our measurements compute on the CPU, so DRAM is the
+    nearest tier and takes that share (`published`). `refilled` is the number of packed layers that fit into the bytes
+    of these. Raises `UserError` for an unknown mapping, or if buffers keep all layers in storage: a second token would
     find them there and read nothing.
     """
     near = round(layers * IN_MEMORY)
@@ -112,8 +112,8 @@ class Shares:
         """Share so many rows among layers that have `neurons`, of which a token `needs` some.
 
         A layer gets at least what it needs, and what is left is shared in proportion to the needs. A layer that needs
-        all its neurons gets them all or none: the first ones do, after the others have what they need. If one has none,
-        `passing` rows are set apart. Raises `UserError` for less than `least`.
+        all its neurons gets them all or none: the others come first, then these in order. If one gets none, `passing`
+        rows are set apart. Raises `UserError` for less than `least`.
         """
         if rows >= sum(neurons):
             return cls(tuple(neurons), 0)

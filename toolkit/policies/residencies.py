@@ -1,4 +1,4 @@
-"""The residency policies there are, by name. Each says which units go first when memory is full."""
+"""The residency policies, by name. Each decides which units go first when memory is full."""
 
 from collections.abc import Sequence
 
@@ -81,13 +81,13 @@ class Lfu(Residency):
 class LeastStale(Lru):
     """For one cache of `layers` layers: the units whose layer came up most often without using them go first.
 
-    Unit u belongs to layer u // (units / layers). A step is one layer, in order. LRU fails in such a cache: what a
-    token needs next was used longest ago, one token before. The name and the idea are SpecMD's (arXiv 2602.03921,
+    Unit u belongs to layer u // (units / layers). A step is one layer, in order. LRU fails in such a cache: the units
+    needed next are those used longest ago, one token before. The name and the idea are SpecMD's (arXiv 2602.03921,
     2026). In a cache of one layer it is LRU.
 
-    First go the units that missed the most turns of their layer since they were last used. Among equal ones go those
-    whose layer comes up again last. Raises `UserError` for units that do not divide into the layers, and `step` for
-    units of a layer that is not the next one.
+    The units that missed the most turns of their layer since their last use go first; among equal ones, those whose
+    layer comes up again last. Raises `UserError` for units that do not divide into the layers, and `step` for units of
+    a layer that is not the next one.
     """
 
     def __init__(self, units: int, rows: int | None = None, *, layers: int = 1):
@@ -110,7 +110,7 @@ class LeastStale(Lru):
 
 
 class RandomChoice(Residency):
-    """Units that are not needed go at random: the least that a policy must beat. A seed repeats its choices."""
+    """Units that are not needed go at random: the baseline for every policy. A seed repeats its choices."""
 
     def __init__(self, units: int, rows: int | None = None, *, seed: int = 0):
         self.seed = seed
@@ -164,7 +164,7 @@ class Static(Residency):
 
 
 class Belady(Residency):
-    """The offline optimum: it knows the future, and drops what is needed again last (Belady, 1966).
+    """The offline optimum: it knows the future, and drops the units that are needed again last (Belady, 1966).
 
     No policy that loads on demand loads less with the same memory. `future` are the units that each token needs, the
     first token first.
@@ -225,7 +225,7 @@ def residency_of(
     frequency: Float64[np.ndarray, " units"] | None = None,
     window: int = 5,
 ) -> Residency:
-    """A policy by its name, with what it must know of the tokens that come.
+    """A policy by its name, with the knowledge of tokens that it needs.
 
     Args:
         units: neurons or experts of a layer.

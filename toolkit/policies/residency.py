@@ -3,7 +3,8 @@
     residency = SlidingWindow(units=4096, tokens=5, rows=1000)
     change = residency.step(needed)   # what to drop and what to load before this token can be computed
 
-A policy is a subclass. It says what goes; what comes is what the token needs and memory does not hold yet.
+A policy is a subclass. It decides which units are dropped. The loaded units are always those that the token needs and
+memory does not hold yet.
 """
 
 from abc import ABC, abstractmethod
@@ -43,7 +44,7 @@ class Residency(ABC):
         self.held.fill(False)
 
     def forget(self, units: Int64[np.ndarray, " some"]) -> None:  # noqa: B027 - a policy need not care
-        """Take note that some units were not needed after all. A policy may let them go sooner."""
+        """Take note that some units were not needed after all. A policy may drop them sooner."""
 
     def step(self, needed: Int64[np.ndarray, " needed"]) -> Change:
         """Hold what the next token needs, and say what to drop and to load for it.

@@ -58,7 +58,7 @@ class CacheCounts:
 
     @property
     def hit_rate(self) -> float:
-        """The share of what was needed that was there; NaN if nothing was."""
+        """The share of the needed units that were in memory; NaN if none was needed."""
         return (self.needed - self.late) / self.needed if self.needed else float("nan")
 
 
@@ -71,8 +71,8 @@ class TwoLevel:
         slots: experts that memory has room for, whole.
         policy: says which expert goes: `policy(experts, rows=slots)` gives a residency.
 
-    The neurons of an expert only become more while it stays (the union of those cached and those active), and leave
-    with it. `of_experts` and `of_neurons` count what became of them. Raises `UserError` for numbers below 1.
+    While an expert stays, neurons are only added to it (the union of those cached and those active); they leave with
+    it. `of_experts` and `of_neurons` are the counts of both. Raises `UserError` for numbers below 1.
     """
 
     def __init__(self, experts: int, neurons: int, slots: int, policy: Callable[..., Residency] = Lru):

@@ -39,7 +39,7 @@ class Way:
     device: str = "gpu"
 
     def __post_init__(self):
-        """Refuse what cannot be done."""
+        """Refuse impossible combinations."""
         for name, known in {"path": PATHS, "policy": POLICIES, "device": DEVICES}.items():
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)

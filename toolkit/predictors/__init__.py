@@ -1,4 +1,4 @@
-"""Predictors of active neurons: what to load before an FFN is computed (LLM in a flash, section 3.1).
+"""Predictors of active neurons, which are loaded before an FFN is computed (LLM in a flash, section 3.1).
 
 samples = Samples.record(model, thresholds, tokens, windows=8)
 predictors = with_limits(LowRank.train(samples, ranks=128), samples, kept=0.97)

@@ -31,9 +31,9 @@ def predicted(
 ) -> Iterator[nn.Module]:
     """Inside the block, a neuron counts only if it is predicted and exceeds the threshold of its layer.
 
-    A predictor with a state observes what an engine can: which neurons were active of those that it predicted, since no
-    others are computed. Each row of a forward pass is a sequence of its own. All neurons are loaded for its first
-    `prompt` tokens. Raises `UserError` for predictors of another model's shape, and as `thresholded` does.
+    A predictor with a state observes the active neurons among those that it predicted, as in an engine, since no others
+    are computed. Each row of a forward pass is a sequence of its own. All neurons are loaded for its first `prompt`
+    tokens. Raises `UserError` for predictors of another model's shape, and as `thresholded` does.
     """
     check_fits(model, predictors)
     inputs: dict[int, Tensor] = {}
@@ -126,10 +126,10 @@ def quality(predictors: Sequence[Predictor | None], samples: Samples, prompt: in
     """The predictors' scores on samples, one row per layer.
 
     Columns: layer, predictor (its name, "none" where every neuron is loaded), nbytes, active and predicted (shares of
-    the layer's neurons), accuracy (share of the neurons, active or not, of which the right thing is said), recall
-    (share of the active neurons that are predicted), precision (share of the predicted neurons that are active),
-    false_negatives (share of the active), false_positives (share of the inactive), kept (what the predicted neurons
-    have of the magnitudes of all, as `Samples.magnitudes` gives them).
+    the layer's neurons), accuracy (share of all neurons that are predicted rightly, active or not), recall (share of
+    the active neurons that are predicted), precision (share of the predicted neurons that are active), false_negatives
+    (share of the active), false_positives (share of the inactive), kept (what the predicted neurons have of the
+    magnitudes of all, as `Samples.magnitudes` gives them).
 
     A predictor with a state observes all neurons that were active, predicted or not. The first `prompt` tokens of each
     sequence are not counted, whatever the predictor. Raises `UserError` if there are no others.

@@ -1,10 +1,10 @@
-"""Experts and neurons of the next layer, foretold by the model's own weights (CORM, section 4.2).
+"""Experts and neurons of the next layer, predicted by the model's own weights (CORM, section 4.2).
 
     ids = predict_experts(x, following)                                 # layer i's input through gate i + 1
     neurons = predict_neurons(x, following, ids[0, 0], "silu", 0.25)    # through W1 of an expert that it names
 
-Residual connections make the inputs of neighbouring layers alike, so the next gate also works on this one's. Nothing
-is trained, and no memory is taken.
+Residual connections make the inputs of neighbouring layers similar, so the next layer's gate also works on this layer's
+input. There is no training and no extra memory.
 """
 
 from dataclasses import dataclass

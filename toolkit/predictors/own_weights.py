@@ -25,8 +25,8 @@ LANES = 16  # torch takes rows in multiples of this
 class Gate(Scored):
     """The score is |act(gate · x)| · scale: the gate projection stays in memory (LLM in a flash, appendix C.5).
 
-    Thresholds on the gate alone (criterion "gate", CATS) make it exact. Thresholds on act(gate) · up do not, since the
-    other factor is unknown: `scale` then holds the usual size of it for each neuron.
+    With thresholds on the gate alone (criterion "gate", CATS) it is exact. With thresholds on act(gate) · up it is not,
+    since up is unknown: `scale` then holds the usual size of up for each neuron.
     """
 
     name: ClassVar[str] = "gate"
@@ -75,8 +75,9 @@ def _group_of(neurons: int, hidden: int) -> int:
 class FewBits(Scored):
     """The score is the magnitude of a neuron's output, computed with gate and up projection in 4 bits.
 
-    The paper has no such predictor. A linear guess of |act(gate) · up| is poor, and one from rounded weights is good.
-    The copy takes 2/3 of an FFN with a gate at a quarter of its bits; torch's product of 4-bit weights reads no more.
+    The paper has no such predictor. A linear estimate of |act(gate) · up| is poor; an estimate from rounded weights is
+    good. The copy takes 2/3 of an FFN with a gate at a quarter of its bits; torch's product of 4-bit weights reads no
+    more.
 
     Args:
         packed: codes as torch packs them for this CPU; rows of the gate, if any, then of the up projection.
@@ -159,7 +160,7 @@ def _packed(codes: UInt8[Tensor, " bytes"], shape: tuple[int, int]) -> UInt8[Ten
 class Oracle(Scored):
     """Predicts the active neurons and no other: it computes their outputs, with all weights but the down projection's.
 
-    It is the limit of what a predictor can reach, and no way to save memory.
+    It is the upper limit of a predictor's quality and saves no memory.
     """
 
     name: ClassVar[str] = "oracle"

@@ -1,4 +1,4 @@
-"""The base of every predictor of a layer's active neurons, with a state or without, and of those that go by a score.
+"""The base of every predictor of a layer's active neurons, with or without a state, and of those that use a score.
 
 The caller steps a sequence: `start` once, with the neurons that its prompt's tokens used, and then, for each token,
 `predict` before the layer's FFN is computed and `observe` after it. So a predictor may learn from the tokens before,
@@ -82,14 +82,15 @@ class Predictor(ABC):
         raise NotImplementedError(f"{type(self).__name__} has a state: predict one token after the other")
 
     def start(self, prefill: Sequence[Int64[np.ndarray, " active"]]) -> None:  # noqa: B027 (without a state: nothing)
-        """Begin a sequence and forget the one before. `prefill` holds what each of its prompt's tokens activated."""
+        """Begin a sequence and forget the one before. `prefill`: the neurons that each token of its prompt
+        activated."""
 
     def predict(self, context: Context) -> Int64[np.ndarray, " neurons"]:
         """The neurons predicted to be active, rising."""
         return np.flatnonzero(self.mask(context.inputs[-1][None])[0].numpy())
 
     def observe(self, active: Int64[np.ndarray, " active"]) -> None:  # noqa: B027
-        """Take in which neurons were active, rising, of the token last predicted."""
+        """Learn from the neurons, rising, that the last predicted token activated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,9 +137,9 @@ class Scored(Predictor):
 def with_limits(predictors: Sequence[Scored], samples: Samples, kept: float) -> list[Scored]:
     """The predictors, each with the highest limit at which it keeps a share `kept` of its layer's magnitudes.
 
-    A neuron's magnitude is the length of what it adds to the hidden state. So missing a small one costs little, as in
-    the paper's false negatives (FLASH, appendix C.1). A score as high as the limit is not predicted; the limit is set
-    just below the last score that is needed. Raises `UserError` for a share outside (0, 1).
+    A neuron's magnitude is the length of its contribution to the hidden state. So missing a small one costs little, as
+    in the paper's false negatives (FLASH, appendix C.1). A score as high as the limit is not predicted; the limit is
+    set just below the last score that is needed. Raises `UserError` for a share outside (0, 1).
     """
     if not 0 < kept < 1:
         raise UserError(f"kept {kept!r}: expected a share of the magnitudes between 0 and 1")

@@ -16,7 +16,7 @@ from toolkit.sparsity.trace import Trace
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """For each layer and token: the input of the FFN, the outputs of its neurons, and what an output is worth.
+    """For each layer and token: the input of the FFN and the outputs of its neurons; for each neuron, its norm.
 
     Args:
         inputs: after the FFN's norm.

@@ -1,4 +1,4 @@
-"""Predictors of Hermes: a state of 4 bits for each neuron, and the neurons of the layer before that foretell it.
+"""Predictors of Hermes: a state of 4 bits for each neuron, and neurons of the layer before that predict it.
 
 The state is the token-wise part (section IV-C1): tokens raise and lower it. A neuron's parents are the layer-wise part.
 """
@@ -35,7 +35,7 @@ class TokenState(Weightless):
     """Predicts the neurons whose state reaches a threshold. A token that uses a neuron adds 4, another takes 1 away.
 
     13 and a token that uses the neuron give 15; 10 and one that does not give 9; 0 stays 0. A neuron that is not
-    predicted is not computed, so nothing raises its state: in an engine, what falls below the threshold never returns.
+    predicted is not computed, so nothing raises its state. In an engine, a neuron below the threshold never returns.
 
     Args:
         neurons: of the layer.
@@ -56,7 +56,7 @@ class TokenState(Weightless):
     _table: UInt8[np.ndarray, " bytes"] = field(init=False, repr=False)
 
     def __post_init__(self):
-        """Refuse numbers that no state has."""
+        """Refuse impossible numbers."""
         if not (1 <= self.threshold <= 255 and 0 <= self.gain <= states.HIGHEST and 0 <= self.loss <= states.HIGHEST):
             raise UserError(
                 f"threshold {self.threshold}, gain {self.gain}, loss {self.loss}: expected 1 to 255, and 0 to 15 each"
@@ -128,8 +128,8 @@ class Parents:
     def of(cls, before: Bool[Tensor, "tokens before"], after: Bool[Tensor, "tokens after"]) -> Self:
         """The two neurons of the layer before that each neuron is most correlated with over some tokens.
 
-        The correlation is that of two variables of 0 and 1. Co-activations alone would name the neurons that always
-        fire, which foretell nothing. Raises `UserError` for fewer than two neurons in the layer before.
+        The correlation is that of two variables of 0 and 1. Co-activations alone would choose the neurons that always
+        fire, which predict nothing. Raises `UserError` for fewer than two neurons in the layer before.
         """
         if before.shape[1] < PARENTS:
             raise UserError(f"{before.shape[1]} neuron in the layer before: expected {PARENTS} or more")

@@ -1,4 +1,4 @@
-"""Predictors that cost no byte: every neuron, none, those of the last token, and those that a trace names."""
+"""Predictors without memory: every neuron, no neuron, those of the last token, and those of a recorded trace."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -20,7 +20,7 @@ INTEGERS = {
 
 
 class Perplexity(float):
-    """A perplexity that carries what it depends on; two with unlike `sequence_length` must not be compared.
+    """A perplexity with its conditions. Perplexities with different `sequence_length` must not be compared.
 
     Attributes:
         sequence_length: tokens a window.
@@ -57,9 +57,9 @@ class Perplexity(float):
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
     """Mean of first − second over the same windows, and its standard error (nan for one window).
 
-    Windows differ far more from each other than two models do on one window. The difference by window leaves that
-    spread out. With `window_nll` of two models it is the difference of their log-perplexities in nats: 0.01 means that
-    the first perplexity is 1 % higher. Raises `UserError` for unlike numbers of windows, or none.
+    Windows differ far more from each other than two models do on one window. Differences by window do not contain that
+    spread. With `window_nll` of two models it is the difference of their log-perplexities in nats: 0.01 means that the
+    first perplexity is 1 % higher. Raises `UserError` for unlike numbers of windows, or none.
     """
     if len(first) != len(second) or not len(first):
         raise UserError(f"{len(first)} and {len(second)} windows cannot be paired; evaluate both models on the same")

@@ -1,7 +1,7 @@
 """Three multiple-choice tasks that need no hub, each a few hundred short items made with a fixed seed.
 
-An item is a context, its choices and the index of the right one. Wrong choices are drawn from where the right one came
-from, so that neither length nor frequency of a choice gives the answer away: what is left is the model's reading.
+An item is a context, its choices and the index of the right one. Wrong choices come from the same source as the right
+one, so neither length nor frequency of a choice gives the answer away.
 """
 
 import itertools
@@ -111,7 +111,8 @@ def last_word_items() -> list[Item]:
 def agreement_items() -> list[Item]:
     """Minimal pairs of grammatical agreement from templates, after BLiMP (Warstadt et al., 2020).
 
-    Each template is filled in both numbers (or genders) equally often: always to prefer one form scores half.
+    Each template is filled in both numbers (or genders) equally often, so a model that always prefers one form scores
+    half.
     """
     chance = random.Random(SEED)
     items = []

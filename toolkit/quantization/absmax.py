@@ -38,7 +38,7 @@ def _largest_scale(dtype: torch.dtype) -> float:
 def absmax_int8(
     weight: Float[Tensor, "rows columns"], scales: Float[Tensor, " rows"] | None = None
 ) -> Int8[Tensor, "rows columns"]:
-    """Each row over its scale, rounded; `row_scales` if none are given. Zeros stay zeros; small weights join them."""
+    """Each row over its scale, rounded; `row_scales` if none are given. Zeros stay zeros; small weights become zero."""
     scales = row_scales(weight) if scales is None else scales
     return (weight.float() / scales.float()[:, None]).round_().clamp_(-LARGEST, LARGEST).to(torch.int8)
 

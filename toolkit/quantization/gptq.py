@@ -1,5 +1,5 @@
-"""GPTQ: Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers",
-ICLR 2023. Columns are rounded in order, and the columns behind take up each error.
+"""GPTQ: Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", ICLR 2023.
+Columns are rounded in order, and later columns compensate for each error.
 """
 
 from dataclasses import dataclass

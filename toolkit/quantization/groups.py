@@ -71,7 +71,7 @@ def check_range(weight: Tensor) -> None:
 def levels(
     weight: Float[Tensor, "rows group"], bits: int
 ) -> tuple[Float16[Tensor, "rows 1"], Float16[Tensor, "rows 1"]]:
-    """Scale and zero point of each row of a group: even steps from its least weight to its greatest, and over zero."""
+    """Scale and zero point of each row of a group: even steps from its least weight, or 0, to its greatest, or 0."""
     low, high = weight.amin(1, keepdim=True).clamp(max=0), weight.amax(1, keepdim=True).clamp(min=0)
     scale = ((high - low) / (2**bits - 1)).to(torch.float16)
     scale = torch.where(scale > 0, scale, 1)  # a group of zeros, or one below fp16's smallest number

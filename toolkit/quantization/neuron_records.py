@@ -43,8 +43,8 @@ def encode(
     for these 8 bits. The package looks at 512 neurons at once, so the same 512 give the same records.
 
     Raises `UserError` for bits other than 4 and 2, a `hidden` that 64 does not divide, matrices of different shapes,
-    and weights that are not finite, or so large, or so alike far from zero, that fp16 does not hold a group's scale or
-    zero point.
+    and weights that are not finite, or whose group has a scale or zero point that fp16 cannot hold (large weights, or
+    nearly equal ones far from zero).
     """
     parts = {"gate": gate, "up": up, "down_transposed": down_transposed}
     if gate.ndim != 2 or any(part.shape != gate.shape for part in parts.values()):

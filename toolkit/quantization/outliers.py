@@ -72,7 +72,7 @@ def sensitive_shares(model_name: str, share: float, calibration: Calibration) ->
 
 
 def sensitive_share(weight: Tensor, gram: Tensor, share: float, damping: float = SpQR.damping) -> float:
-    """The percentage of a matrix's quantisation error that its worst weights make, so large a share of them.
+    """The percentage of a matrix's quantisation error that comes from its worst weights, a given share of all weights.
 
     The error of weight (i, j) is (w − ŵ)² / [H⁻¹]ⱼⱼ (thesis, chapter 2), where ŵ is w in 3 bits without any outliers,
     and H is `gram` = XᵀX, damped. 0 where nothing is lost.

@@ -145,7 +145,8 @@ def fold(model: nn.Module, factors: Mapping[str, Float[Tensor, " channels"]]) ->
 
 
 def _change(block: nn.Module, args: tuple, kwargs: Mapping[str, object], output: Tensor | tuple) -> float:
-    """The relative change of what a block adds to its input, so large itself that it would hide a wrong fold."""
+    """The relative change of a block's contribution. Its input is left out: it is so large that it hides a wrong
+    fold."""
     before, after = map(_hidden, (output, block(*args, **kwargs)))
     return float((after - before).norm() / (before - _hidden(args)).norm())
 
@@ -177,7 +178,7 @@ def groups(model: nn.Module) -> dict[str, list[nn.Linear]]:
 
 @torch.no_grad()
 def round_to_int8(model: nn.Module) -> None:
-    """Round every decoder linear's weight to int8 and back, in its own type: to what a packed weight decodes to."""
+    """Round every decoder linear's weight to int8 and back, in its own type: the values of a decoded packed weight."""
     blocks = decoder_blocks(model)
     with progress("rounding to int8", len(blocks), "blocks") as bar:
         for block in blocks:

@@ -2,8 +2,8 @@
 
 Weights have 3 bits, in groups of 16 inputs of a row. A group's scale and zero point have 3 bits, too, in groups of 16
 rows with four fp16 statistics a tile (the thesis' β₁ = β₂ = 16). The few weights that a group represents badly are
-outliers: an fp16 number is added to what their code stands for. Columns are quantised in order, and the columns behind
-take up each error (GPTQ).
+outliers: an fp16 number is added to the value of their code. Columns are quantised in order, and later columns
+compensate for each error (GPTQ).
 """
 
 from dataclasses import dataclass
@@ -80,12 +80,12 @@ class SpQR:
     """The quantiser's settings.
 
     `outliers` is the share of weights that become outliers: those whose removal from their group lowers the group's
-    squared error most (the leave-one-out criterion). The threshold that gives this share comes from the weights as
-    they are at the start, so the share that is reached differs a little. `damping` is added to the Hessian's diagonal
-    as a share of its mean. With `reorder`, columns are taken by falling diagonal of the Hessian (activation order).
-    With `search`, a row's scale and zero point take the pair of codes that represents its group best, of all 64; else
-    each takes the code nearest to what spans the group from its least to its largest weight, as the papers do. It costs
-    no bytes. The defaults gave the least error of outputs on calibration text that had been held back.
+    squared error most (the leave-one-out criterion). The threshold that gives this share comes from the weights as they
+    are at the start, so the share that is reached differs a little. `damping` is added to the Hessian's diagonal as a
+    share of its mean. With `reorder`, columns are taken by falling diagonal of the Hessian (activation order). With
+    `search`, a row's scale and zero point take the best of all 64 pairs of codes for its group. Without it, each takes
+    the code nearest to the value that spans the group from its least to its largest weight, as in the papers. Both cost
+    the same bytes. The defaults had the least output error on held-out calibration text.
     """
 
     outliers: float = 0.01
@@ -113,7 +113,7 @@ class SpQR:
         return self._quantise(weight.masked_fill(gram.diagonal() == 0, 0), factor)
 
     def round(self, weight: Float[Tensor, "rows columns"]) -> Quantised:
-        """The same without data: every input counts alike, and no column takes up another's error."""
+        """The same without data: every input has the same weight, and no column compensates for another one's error."""
         check_range(weight)
         return self._quantise(weight.float(), None)
 

@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def make(options: argparse.Namespace) -> None:
-    """Make each model of a form, evaluate it and write its folder. Refuses before the work what could not be had."""
+    """Make each model of a form, evaluate it and write its folder. Impossible requests are refused before the work."""
     from toolkit.models import fast_dtype, load_model
     from toolkit.quality import load_tokens
 
@@ -55,7 +55,7 @@ def _recipe(options: argparse.Namespace):
 
 
 def _check(options: argparse.Namespace, names: list[str]) -> None:
-    """Refuse what could not be had, written or run."""
+    """Refuse names that cannot be loaded, and folders that cannot be written."""
     import torch
 
     from toolkit.quality import check_corpus

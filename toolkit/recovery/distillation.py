@@ -59,7 +59,7 @@ def distil(
     parameters: Mapping[str, Tensor] = MappingProxyType({}),
     running: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[dict[str, LowRankDifference], list[dict[str, float]]]:
-    """Train low-rank differences of a dense model, which is left as it was; and the loss (nats a token) of each step.
+    """Train low-rank differences of a dense model, which stays as it was; also the loss (nats a token) of each step.
 
     Args:
         tokens: text to train on.
@@ -130,7 +130,7 @@ def cutting(
 ) -> Iterator[None]:
     """Inside the block the model's FFNs cut their neurons, and the thresholds, changed in place, follow.
 
-    A batch draws a threshold towards its own quantile, from not at all at a `rate` of 0 to wholly at 1.
+    A batch moves a threshold towards its own quantile: not at all with a `rate` of 0, wholly with 1.
     """
 
     def cut(layer: int, _: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:

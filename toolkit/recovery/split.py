@@ -1,8 +1,8 @@
 """A dense FFN split into experts, and routers and adapters trained so that some experts give the dense probabilities.
 
 The form is DeepSeekMoE's (Dai et al., 2024). As in CMoE (Pei et al., 2025), the neurons that most tokens use are
-shared, the others are clustered by the tokens that use them, in clusters of one size, and a router is fitted, here a
-linear one by ridge regression. The magnitude of a neuron is |act(gate) · up| times the norm of its column of `down`.
+shared, the others are clustered by the tokens that use them, in clusters of one size, and a router is fitted: here a
+linear one, by ridge regression. The magnitude of a neuron is |act(gate) · up| times the norm of its column of `down`.
 
 The loss of the training is the one of `toolkit.recovery.distillation`. While it trains, the model stays dense and the
 neurons of the experts that a token does not use are set to zero. The choice of experts has no gradient of its own:
@@ -179,7 +179,7 @@ def fitted_router(
     """A linear map from the FFN's input to the logarithm of each expert's energy, by ridge regression.
 
     The energy is the sum of squared magnitudes; each token's mean over the experts is taken out, because only the order
-    of a token's experts counts. The logarithm gives every token the same weight. The scores on `x` have a standard
+    of a token's experts matters. The logarithm gives every token the same weight. The scores on `x` have a standard
     deviation of 1.
     """
     sums = torch.stack([found[:, group].square().sum(1) for group in groups], dim=1)

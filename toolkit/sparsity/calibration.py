@@ -115,7 +115,7 @@ def walk(
 ) -> Iterator[tuple[nn.Module, dict[str, Statistic]]]:
     """Yield each decoder block with the Gram matrix XᵀX of every linear in it, by the linear's name in the block.
 
-    `norms_only`: its diagonal alone, which takes a thousandth of the products.
+    With `norms_only` it is the diagonal alone, which takes a thousandth of the products.
 
     The caller prunes or quantises the block before it asks for the next one. The block then runs again, and its new
     outputs are the next block's inputs. Blocks before number `first` run as they are and are not yielded. Only the
@@ -228,7 +228,7 @@ def _stop(_: nn.Module, args: tuple[Any, ...]) -> None:
 
 
 def _run_to_last(block: nn.Module, call: _Call, linears: Iterable[nn.Linear], hidden: Tensor) -> None:
-    """Run a block for the inputs of its linears, and no further than the last one, whose product nobody needs.
+    """Run a block for the inputs of its linears, up to the last one, whose product is not needed.
 
     The first window tells which one that is, since a block calls its linears in one order.
     """

@@ -65,7 +65,7 @@ def load_pruned(
 def load_changed(
     model_name: str, change: WeightChange, calibration: Calibration = DEFAULT, dtype: torch.dtype | None = None
 ) -> ChangedModel:
-    """A changed model. The first call makes it, later ones read it. One that was interrupted goes on at its block.
+    """A changed model. The first call makes it, later calls read it. After an interruption it continues at its block.
 
     Args:
         model_name: as `load_model` takes it.
@@ -73,10 +73,10 @@ def load_changed(
         calibration: the text that the change sees; one without a `statistic` uses none.
         dtype: of weights and activations; None for the quickest on this machine.
 
-    The key covers the dense weights, the arguments, the settings of the change and its code, but not that of others. A
-    method that is defined in a notebook's cell works anew at each call, since no change of it would be seen. Raises
-    `UserError` as `load_model`, `load_tokens` and `checked_windows` do, before the work starts, and as `change_blocks`
-    does.
+    The key covers the dense weights, the arguments, the settings of the change and its code, but not the code of other
+    methods. A method that is defined in a notebook's cell runs at each call, since changes of its code cannot be seen.
+    Raises `UserError` as `load_model`, `load_tokens` and `checked_windows` do, before the work starts, and as
+    `change_blocks` does.
     """
     model, tokenizer = load_model(model_name, dtype or fast_dtype())
     return change_loaded(model, tokenizer, model_name, change, calibration)
@@ -151,7 +151,7 @@ def weights_sha256(model: nn.Module) -> str:
 
 
 def made_by(module: str, method: object | None, without: Iterable[str] = ()) -> list[Path]:
-    """The project files that decide what a module makes of a model that a method changes: `code` for `cached`.
+    """The project files on which the result of a module depends when a method changes a model: `code` for `cached`.
 
     The modules of other methods are left out, and those that load the model, whose weights belong to the key.
     """
@@ -160,7 +160,7 @@ def made_by(module: str, method: object | None, without: Iterable[str] = ()) -> 
 
 
 def settings_of(method: object | None) -> dict[str, object]:
-    """A method's part of a key beside the files of `made_by`: its settings, and its file if that is not of ours."""
+    """A method's part of a key beside the files of `made_by`: its settings, and its file if it is not one of ours."""
     settings = sorted(getattr(method, "__dict__", {}).items())
     found: dict[str, object] = {
         name: [type(of).__name__, settings_of(of)] if callable(of) else repr(of) for name, of in settings
@@ -170,7 +170,7 @@ def settings_of(method: object | None) -> dict[str, object]:
 
 
 def is_followed(method: object | None) -> bool:
-    """Whether a change of a method's code is seen. It is not in a notebook's cell: nothing is kept of such a method."""
+    """Whether changes of a method's code can be seen. They cannot in a notebook's cell, so its results are not kept."""
     return all(_is_ours(part) or _file(part) is not None for part in _parts(method))
 
 

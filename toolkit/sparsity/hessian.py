@@ -1,4 +1,4 @@
-"""The column walk of SparseGPT, GPTQ and SpQR: a weight's columns change in order, and later ones make up for errors.
+"""The column walk of SparseGPT, GPTQ and SpQR: columns change in order, and later columns compensate for the errors.
 
 The methods take a linear's Hessian H = XᵀX and the upper U with UᵀU = H⁻¹ (Frantar et al., "GPTQ", ICLR 2023,
 algorithm 1). With H = RRᵀ for an upper R, U is the inverse of R. The columns before a block add D·R·U to it: D is the
@@ -52,9 +52,9 @@ def factorised(gram: Float[Tensor, "n n"], damping: float, reorder: bool = False
     """The factor of `gram` = XᵀX; a constant factor on it changes nothing.
 
     `damping` is added to the diagonal as a share of its mean, and raised tenfold, with a warning, as long as the
-    Hessian is not positive definite: rounding can make that of correlated inputs indefinite. `reorder` takes columns by
-    falling diagonal. The latest factor of a matrix is kept as long as the matrix lives unchanged, so that linears with
-    one input share it.
+    Hessian is not positive definite: rounding can make the Hessian of correlated inputs indefinite. `reorder` takes
+    columns by falling diagonal. The latest factor of a matrix is kept as long as the matrix lives unchanged, so that
+    linears with one input share it.
 
     Raises `UserError` for statistics that are not finite, or if a damping of `MOST` is not enough.
     """

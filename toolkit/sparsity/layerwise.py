@@ -70,11 +70,11 @@ class DenseMatrix:
 
 
 class WeightChange(Protocol):
-    """Maps a weight [rows, columns] and a statistic of its inputs, float32 both, to what takes the weight's place.
+    """Maps a weight [rows, columns] and a statistic of its inputs, both float32, to the new weight.
 
-    It is a frozen dataclass of its settings: `Pruning`, or a quantiser. `statistic` says what it must know of the
-    inputs X: None, "norms" (the diagonal of XᵀX) or "gram" (all of XᵀX); it gets that, or more. A factor on all of it
-    changes nothing. `makes` is the class of its results.
+    It is a frozen dataclass of its settings: `Pruning`, or a quantiser. `statistic` names the statistic of the inputs X
+    that it needs: None, "norms" (the diagonal of XᵀX) or "gram" (all of XᵀX). It may get more than it needs. A common
+    factor changes nothing. `makes` is the class of its results.
     """
 
     statistic: str | None
@@ -99,7 +99,7 @@ class Pruning:
 
     @classmethod
     def by(cls, method: str | PruningMethod = "wanda", sparsity: float = 0.5, pattern: str | None = None) -> Self:
-        """As `prune` takes them. Raises `UserError` for an unknown method, and as `resolve` does."""
+        """From arguments as `prune` takes them. Raises `UserError` for an unknown method, and as `resolve` does."""
         if isinstance(method, str):
             if method not in METHODS:
                 raise unknown("pruning method", method, METHODS)

@@ -1,6 +1,6 @@
 """The registry of pruning methods.
 
-A kept model hangs on the module of its own method, and not on this one: a new entry leaves all other models valid.
+A kept model depends on the module of its own method, not on this one. So a new entry leaves all other models valid.
 """
 
 from typing import ClassVar, Protocol
@@ -17,8 +17,8 @@ class PruningMethod(Protocol):
     """Maps a weight [rows, columns] and a statistic of its inputs to the pruned weight, all float32.
 
     A method is registered in `METHODS`, and its slow, obvious oracle in the table of the same name in
-    `tests/naive_pruning.py`. `statistic` says what it must know of the inputs X: None, "norms" (the diagonal of XᵀX) or
-    "gram" (all of XᵀX); `gram` is that, or more. A factor on all of `gram` changes nothing.
+    `tests/naive_pruning.py`. `statistic` names the statistic of the inputs X that it needs: None, "norms" (the diagonal
+    of XᵀX) or "gram" (all of XᵀX). `gram` may hold more than that. A common factor of `gram` changes nothing.
     """
 
     statistic: ClassVar[str | None]

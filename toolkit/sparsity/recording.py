@@ -28,8 +28,9 @@ def record(
 ) -> Trace:
     """The trace of a model's neurons over the first windows of a row of token ids, with the thresholds in place.
 
-    Without thresholds they are 0: what a ReLU lets through is active. `name` and `corpus` say in the trace what the
-    model and the tokens are. Raises `UserError` for tokens or thresholds that do not fit the model, or an unknown FFN.
+    Without thresholds, all are 0: the non-zero outputs of a ReLU are active. `name` and `corpus` say in the trace what
+    the model and the tokens are. Raises `UserError` for tokens or thresholds that do not fit the model, or an unknown
+    FFN.
     """
     ffns = decoder_ffns(model)
     thresholds = torch.zeros(len(ffns)) if thresholds is None else thresholds

@@ -1,4 +1,4 @@
-"""The share of zeros of each layer: more for layers that lose little by zeros, foretold from one backward pass."""
+"""The share of zeros of each layer: more for layers that lose little by zeros, as estimated by one backward pass."""
 
 import heapq
 from collections.abc import Sequence
@@ -60,10 +60,10 @@ def finer(
 def share_out(losses: Float[Tensor, "layers levels"], levels: Sequence[float], zeros: float) -> list[float]:
     """The share of zeros of each layer, whose mean is `zeros` or, by less than one step, above it.
 
-    Every layer starts at the lowest level. Again and again the layer that loses the least by going one level up does so
-    (TEAL: Liu et al., 2024, algorithm 1). `losses[layer, level]` is what a layer adds to the loss at that level;
-    `levels` rise by equal steps, so that every step up gives as many zeros. If each layer's loss rises ever faster, and
-    losses of layers add up, nothing better exists at these levels.
+    Every layer starts at the lowest level. In each step, the layer whose loss rises the least goes one level up (TEAL:
+    Liu et al., 2024, algorithm 1). `losses[layer, level]` is what a layer adds to the loss at that level; `levels` rise
+    by equal steps, so that every step up gives as many zeros. The result is optimal at these levels if each layer's
+    loss is convex and losses of layers add up.
     """
     table = losses.tolist()
     at = [0] * len(table)

@@ -61,11 +61,11 @@ def aggregated_usage(trace: Trace, tokens: int) -> pd.DataFrame:
 
 
 def overlap(trace: Trace, distances: Sequence[int]) -> pd.DataFrame:
-    """How many of a token's neurons a token some way before it used, too, over all pairs of tokens at that distance.
+    """The share of a token's neurons that an earlier token used, too: over all pairs of tokens at each distance.
 
     Columns: layer, distance (in tokens), shared (of the later token's neurons), jaccard (both over either), chance
-    (what `shared` would be if tokens knew nothing of each other, but neurons kept their frequencies). Raises
-    `UserError` for a distance below 1, or one that no sequence has.
+    (`shared` if tokens were independent and neurons kept their frequencies). Raises `UserError` for a distance below 1,
+    or one that no sequence has.
     """
     _expect_within(trace, "distance", [distance + 1 for distance in distances], 2)
     rows = []

@@ -93,7 +93,7 @@ class BetaLaw:
 
     Args:
         active: the mean share of neurons that are active for a token, E[u].
-        far: the share of a token's neurons that a token far from it uses, too: chance, E[u²] / E[u].
+        far: the share of a token's neurons that a distant token uses, too: chance, E[u²] / E[u].
         near: the share of a token's neurons that the token before it used.
 
     BetaLaw(0.20, 0.70, 0.90), from figures 3 and 4 of Hermes, is Beta(0.12, 0.48) with a persistence of 2/3. Raises
@@ -145,7 +145,8 @@ class Drift:
     """Hot neurons whose usage changes: each exchanges it with a cold neuron, at a token drawn at random.
 
     Args:
-        share: of the hot neurons, those that do (Hermes, section III-B: about 52 % of those that were hot at first).
+        share: the share of the hot neurons that exchange it (Hermes, section III-B: about 52 % of the neurons hot at
+            first).
         hot: the share of a layer's neurons that are hot, the most used.
         start: the first token at which one can change, the length of a prompt.
 
@@ -158,7 +159,7 @@ class Drift:
     start: int = 0
 
     def __post_init__(self):
-        """Refuse shares that there cannot be."""
+        """Refuse impossible shares."""
         if not (0 <= self.share <= 1 and 0 < self.hot <= 0.5 and self.start >= 0):
             raise UserError(
                 f"drift of a share {self.share} of {self.hot} hot neurons from token {self.start}: expected a share up "

@@ -6,8 +6,8 @@
 
 The output of a neuron is what the down projection takes in: act(gate) · up, or act(up) without a gate. A neuron is
 active where the magnitude of its output exceeds the threshold of its layer (TEAL: Liu et al., 2024). With a threshold
-of 0 that is where a ReLU lets something through. By the criterion "gate" the magnitude of act(gate) alone decides
-(CATS: Lee et al., 2024), which a gate in memory can tell before the rest of the FFN is there.
+of 0 these are the non-zero outputs of a ReLU. By the criterion "gate" the magnitude of act(gate) alone decides (CATS:
+Lee et al., 2024): a gate in memory gives it before the rest of the FFN is loaded.
 """
 
 import math
@@ -169,7 +169,7 @@ def fatrelu(model: nn.Module, limits: Float32[Tensor, " layers"]) -> AbstractCon
     """Inside the block, the activation of each decoder block is a FATReLU: x where x exceeds its limit, else 0.
 
     LLM in a flash (sections 3 and C.5) runs models that were trained with it, or with ReLU, which has a limit of 0.
-    Here it is put in without training; `toolkit.recovery` trains with ReLU.
+    Here the activation is replaced without training; `toolkit.recovery` trains with ReLU.
 
     Raises `UserError` for another number of limits than blocks, or a block without a known activation.
     """

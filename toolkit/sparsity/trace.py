@@ -27,7 +27,7 @@ class Trace:
 
     Args:
         model: the name of the model, as `load_model` takes it.
-        corpus: the text, as `load_tokens` takes it, or what else the tokens are from.
+        corpus: the text, as `load_tokens` takes it, or another source of the tokens.
         tokens: token ids; each row is a sequence of its own, read from a blank context.
         units: how many there are in each layer.
         bits: of each layer; bits beyond the last unit are 0.

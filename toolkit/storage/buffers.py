@@ -1,7 +1,7 @@
 """Memory that disks can write into directly: aligned, and in huge pages where the system has them.
 
-Ordinary memory lies scattered in pages of 4 KiB, and the disk's driver has work with each page of a direct read. A read
-into a huge page is a single piece of work. `benchmarks/storage_fio.py` shows the difference.
+Ordinary memory consists of scattered pages of 4 KiB, and the disk's driver handles each page of a direct read by
+itself. A huge page is handled as one. `benchmarks/storage_fio.py` shows the difference.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """FFNs stored by neuron, so that some neurons of a layer can be read (LLM in a flash, section 3.2).
 
 A neuron has a gate row (if the FFN has a gate), an up row and a down column. The variant "bundled" of a store holds
-them side by side: one range a neuron, which starts on a block and ends with one. "split" is what that is compared with:
-a matrix each, the down projection transposed, so two or three shorter ranges a neuron.
+them side by side: one range per neuron, of whole blocks. The variant "split" is its rival: one matrix each, the down
+projection transposed, so two or three shorter ranges per neuron.
 
     write_store(folder, bundle_ops(decoder_ffns(model), ["bundled"]))
     layer = Store.open(folder).layer(0, "bundled")
@@ -68,10 +68,10 @@ def read_neurons(
 ) -> None:
     """Read the weights of some neurons, in rising order and each once, into `rows`.
 
-    `buffer` is aligned and has `buffer_bytes`. Reads through it go on over gaps of up to `gap_bytes` between neurons,
-    which is quicker than a request more where it costs the disk less (`Storage.gap_bytes`).
-    Raises `UserError` for neurons that the layer does not have, or a layer of packed weights, and what
-    `Reader.read` raises; `rows` are undefined then.
+    `buffer` is aligned and has `buffer_bytes`. Reads through it continue over gaps of up to `gap_bytes` between
+    neurons: a short gap costs the disk less than one more request (`Storage.gap_bytes`). Raises `UserError` for neurons
+    that the layer does not have, or a layer of packed weights, and what `Reader.read` raises; `rows` are undefined
+    then.
     """
     _check(layer, neurons)
     if not len(neurons):
@@ -169,6 +169,6 @@ def _blocks(run: OpRun) -> int:
 
 
 def _whole_blocks(bundles: Float[Tensor, "neurons width"]) -> Float[Tensor, "neurons padded"]:
-    """Zeros behind each bundle, up to a block's end: a direct read is of whole blocks anyway."""
+    """Pad each bundle with zeros to whole blocks, since direct reads are of whole blocks anyway."""
     block = BLOCK_BYTES // bundles.element_size()
     return functional.pad(bundles, (0, -bundles.shape[1] % block))

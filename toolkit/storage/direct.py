@@ -1,4 +1,4 @@
-"""Files opened past the page cache (O_DIRECT) where the file system allows it, and the mode that they are really in."""
+"""Files opened past the page cache (O_DIRECT) where the file system allows it, and the mode that was really used."""
 
 import contextlib
 import ctypes
@@ -20,7 +20,7 @@ BLOCK_BYTES = 4096  # O_DIRECT needs offsets, lengths and addresses that are mul
 
 
 def whole_blocks(nbytes: int) -> int:
-    """So many bytes, filled up to whole blocks."""
+    """The number of bytes, rounded up to whole blocks."""
     return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
@@ -141,7 +141,7 @@ def open_direct(name: str) -> tuple[int, bool]:
 def bypasses_cache(direct: int, plain: int) -> bool:
     """Whether a read through `direct` bypasses the page cache. Some file systems accept O_DIRECT and ignore it.
 
-    `plain` is a buffered descriptor of the same file, none of whose pages should be cached.
+    `plain` is a buffered descriptor of the same file; none of its pages should be cached.
     """
     try:
         os.preadv(direct, [mmap.mmap(-1, BLOCK_BYTES)], 0)

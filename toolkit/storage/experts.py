@@ -4,8 +4,9 @@
     run = Store.open(folder).layer(0, LAYOUT).ops[op_name(3)]   # expert 3 of layer 0: one run of whole blocks
 
 The neurons of an expert follow each other at a fixed stride: the gate row, the up row and the down column of one, as
-`toolkit.storage.bundles` has them, or a record of few bits (`toolkit.quantization.neuron_records`). An expert that is
-more than `down(act(gate(x)) · up(x))` is one row: the weights of its up projection, then those of its down projection.
+`toolkit.storage.bundles` has them, or a record of few bits (`toolkit.quantization.neuron_records`). An expert of
+another form than `down(act(gate(x)) · up(x))` is one row: the weights of its up projection, then those of its down
+projection.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,14 +42,14 @@ def op_name(expert: int) -> str:
 class WholeExperts(Layout):
     """Each routed expert of a mixture by itself; see `toolkit.storage.packing.pack_model`.
 
-    `bits` are of each weight of an expert, one of `BITS`; or of each expert of each layer with experts.
+    `bits` of each weight of an expert, one of `BITS`; or a list of bits by layer and expert.
     """
 
     bits: Bits | Sequence[Sequence[Bits]] = None
     variants = (LAYOUT,)
 
     def check(self, model: nn.Module) -> None:
-        """Raise `UserError` for a model without experts, and other bits, or any for experts without neurons."""
+        """Raise `UserError` for a model without experts, unknown bits, or few bits of experts without neurons."""
         self._bits(model)
 
     def weights(self, model: nn.Module) -> list[Tensor]:

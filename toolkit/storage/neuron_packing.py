@@ -23,8 +23,8 @@ NEEDS = "neurons_a_token"  # the entry of what an index says of its model: how m
 class Neurons(Layout):
     """FFNs as bundles, for a model with one FFN a block; see `toolkit.storage.packing.pack_model`.
 
-    `thresholds` are of the outputs of each layer's neurons; None keeps those that the configuration has, if any. A
-    token `needs` so many neurons of each layer on average; memory is shared out by them.
+    `thresholds` are of the outputs of each layer's neurons; None keeps those that the configuration has, if any.
+    `needs`: how many neurons of each layer a token needs on average; memory is shared out in proportion.
     """
 
     thresholds: Sequence[float] | None = None
@@ -62,7 +62,7 @@ class Neurons(Layout):
 def check_packable(model: nn.Module) -> list[FFN]:
     """The FFNs. Raise `UserError` for one that bundles cannot hold, or whose activation has no kernel.
 
-    Bundles have no place for a bias of a gate, or of an up projection beside it.
+    Bundles cannot hold the bias of a gate, nor of an up projection beside a gate.
     """
     ffns = decoder_ffns(model)
     for number, ffn in enumerate(ffns):

@@ -31,7 +31,7 @@ HEAD_ROWS = "head_rows"
 
 
 class Layout(ABC):
-    """How weights of decoder blocks lie in a folder, in one variant or more. They are the linears by default."""
+    """How weights of decoder blocks are stored in a folder, in one or more variants. The default: linears."""
 
     @property
     @abstractmethod
@@ -151,8 +151,8 @@ def pack_model(
         name: the model's name, for people.
         tokenizer: stored beside the configuration, in the folder `model/`.
         description: how the model was made (method, sparsity), as plain JSON.
-        head: packs the rows of the output head, in parts that are layers after the blocks; None leaves it as it is, in
-            memory. The model's head becomes what is packed, a matrix of its own.
+        head: packs the rows of the output head, in parts that are stored as layers after the blocks; None leaves the
+            head as it is, in memory. The model's head becomes a matrix of its own with the packed values.
         files: adds small files to the folder `model/`, such as predictors.
 
     Raises `UserError` as the layout's `check`, `check_reopens`, `write_store` and `encode` do.

@@ -45,7 +45,7 @@ class OpRun(BlockRun):
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of the packed matrix when dense: only the integers of int8 weights with scales."""
+        """Bytes of the packed matrix when dense; of int8 weights with scales, of the integers only."""
         return self.shape[0] * self.shape[1] * self.dtype.itemsize
 
     @property

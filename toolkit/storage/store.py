@@ -116,13 +116,13 @@ class Store:
         return sum(layer.nbytes for layer in self.layers_of(variant))
 
     def tensor_bytes(self, variant: str) -> int:
-        """The bytes of the same layers' tensors, without what fills up tensors and ops to their alignment."""
+        """The bytes of the same layers' tensors, without the padding for alignment."""
         runs = [run for layer in self.layers_of(variant) for run in layer.ops.values()]
         return sum(piece.nbytes for run in runs for piece in (*run.pieces.values(), *run.extras.values()))
 
     @property
     def rest_bytes(self) -> int:
-        """The bytes on the disk of all tensors that are no op's weight."""
+        """The bytes on the disk of all tensors beside the ops' weights."""
         return sum(run.nbytes for run in self.index.rest)
 
     def files(self, *variants: str) -> dict[str, StoredFile]:
@@ -131,7 +131,7 @@ class Store:
         return {layer.shard: self.shards[layer.shard] for layer in layers}
 
     def rest(self, without: Collection[str | None] = ()) -> Iterator[tuple[str, Tensor]]:
-        """The tensors that are no op's weight, but those of the names `without`, one at a time, each with its name.
+        """The tensors beside the ops' weights, except the names in `without`: one at a time, each with its name.
 
         Raises `FormatError` for a damaged tensor, and `ChangedError` if its shard was replaced or cut meanwhile.
         """
@@ -142,7 +142,7 @@ class Store:
     def verify(self, *variants: str) -> None:
         """Read every byte, compare checksums, and check that each packed weight of these variants agrees with itself.
 
-        Checksums find damage, and the checks of the formats what a faulty or hostile writer has signed. Raises
+        Checksums find damage. The checks of the formats find the contents of a faulty or hostile writer. Raises
         `FormatError`, which names the file and the damaged part, and `ChangedError` for a replaced or cut file.
         """
         self.verify_files()

@@ -64,7 +64,7 @@ def write_store(
         folder: must not exist; the folder above it must.
         ops: the ops of one layer and variant follow each other. They become one shard, and are held in memory together.
         rest: names and tensors that are no op's weight.
-        model: what users may want to know of the model, as plain JSON; errors call the model by its `name`.
+        model: facts about the model for users, as plain JSON; error messages use its `name`.
         files: fills the folder `model/` of the store with small files (configuration, tokenizer).
         expected_bytes: the disk must have this much space before anything is written; 0 if it is not known.
 

@@ -3,8 +3,9 @@
     mixture = RoutedModel("smollm2-135m-moe-upcycled")
     compared(mixture.text, expert_variants(mixture))
 
-With `as_predicted`, a model goes on with what the layer before foretells (section 4.2): its input through this layer's
-gate names the experts, and through their W1 the neurons whose |act(W1 · x)| exceeds θ. The first mixture is exact.
+With `as_predicted`, a model uses the predictions of the layer before (section 4.2). That layer's input goes through
+this layer's gate, which names the experts, and through their W1, which names the neurons whose |act(W1 · x)| exceeds θ.
+The first mixture is exact.
 """
 
 from collections.abc import Iterator, Sequence
@@ -54,7 +55,7 @@ VARIANTS = {
 def as_predicted(
     model: nn.Module, experts: bool = True, thresholds: Sequence[float] | Float32[Tensor, " layers"] | None = None
 ) -> Iterator[None]:
-    """Inside the block, mixtures compute with what the layer before foretells.
+    """Inside the block, mixtures use the predictions of the layer before.
 
     Args:
         experts: the experts, and with `thresholds` their neurons, are foretold; else they are the layer's own.
@@ -100,7 +101,7 @@ def routed_output(
 
 @dataclass(frozen=True)
 class ExpertVariant(Alteration):
-    """A mixture with fewer bits, rounded to nearest in groups of `GROUPS`, that goes on with what is foretold."""
+    """A mixture with fewer bits, rounded to nearest in groups of `GROUPS`, that uses predicted experts and neurons."""
 
     setting: RoutedModel
     """The calibration text that says which experts are used least, and what limits skipped neurons have."""

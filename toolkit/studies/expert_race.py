@@ -1,6 +1,7 @@
 """Ways of loading experts raced from disk under one limit of DRAM: on demand, predicted a layer ahead, cached, both.
 
-Every way gives the same logits, to the bit: what is not there when it is needed is read then. Experts are read whole.
+Every way gives the same logits, to the bit: experts that are missing when they are needed are read then. Experts are
+read whole.
 """
 
 from collections.abc import Iterator
@@ -168,7 +169,7 @@ def routing_of(race: ExpertRace) -> tuple[Ids, Ids]:
 
 
 class _Listening(Router):
-    """Another router, of which it remembers what it chose and predicted."""
+    """A router that records the choices and predictions of another one."""
 
     def __init__(self, experts: Experts, inner: Router):
         super().__init__(experts)

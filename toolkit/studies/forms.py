@@ -1,4 +1,4 @@
-"""The forms that decoder linears can be stored in, and what a model takes in each of them."""
+"""The forms that decoder linears can be stored in, and a model's bytes in each of them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The models that studies are about and their texts, each loaded once."""
+"""The models of studies and their texts, each loaded once."""
 
 from functools import cache, lru_cache
 from typing import Protocol

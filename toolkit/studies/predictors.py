@@ -42,7 +42,7 @@ class PredictorVariant:
     in the first layers and in the last `sensitive` ones; it predicts where the sigmoid of the score exceeds `sigmoid`.
     The others predict where the score exceeds the layer's threshold. If `kept` is given, limits are chosen instead so
     that they keep this share of the magnitudes on calibration text. With `cut`, a predicted neuron counts only if it
-    exceeds the threshold; without, all that is loaded counts, which costs no byte.
+    exceeds the threshold. Without it, all loaded neurons count, which costs no further bytes.
     """
 
     kind: str = "none"

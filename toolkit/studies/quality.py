@@ -59,7 +59,7 @@ class Alteration:
 
     @property
     def is_followed(self) -> bool:
-        """Whether a change of its code is seen. That of a notebook's cell is not: its results are not kept."""
+        """Whether changes of its code can be seen. They cannot in a notebook's cell, so its results are not kept."""
         return bool(sources.dependencies(type(self).__module__))
 
 

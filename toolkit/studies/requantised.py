@@ -3,8 +3,8 @@
     requantise(Path("model-Q4_K_M.gguf"), Path("model-Q2_K.gguf"), "Q2_K")
 
 Everything but the matrices is copied, so llama.cpp runs the file as it ran the first one, whatever the architecture.
-The weights that the first file decodes to are the model: no other file has more of it. `round_weights` gives a model in
-memory the weights that such a file decodes to.
+The decoded weights of the first file count as the model, since there is no better copy of it. `round_weights` gives a
+model in memory the weights that such a file decodes to.
 """
 
 from collections.abc import Mapping

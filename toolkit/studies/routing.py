@@ -1,4 +1,4 @@
-"""Mixtures of experts: how well a layer foretells the next, and what stays in memory of experts and neurons."""
+"""Mixtures of experts: how well a layer predicts the next one, and which experts and neurons stay in memory."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

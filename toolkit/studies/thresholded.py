@@ -1,4 +1,4 @@
-"""A model with thresholds on its activations: what its FFNs see and which neurons fire, measured once and kept."""
+"""A model with thresholds on its activations: inputs of its FFNs and neurons that fire, measured once and kept."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -60,7 +60,7 @@ def _thresholds(setting: ThresholdedModel) -> pd.DataFrame:
 def samples(setting: ThresholdedModel, part: str) -> Samples:
     """The inputs of the thresholded model's FFNs over a part of the text.
 
-    "training" is what the thresholds are fitted on; "limits" lies behind it; "evaluation" is other text.
+    The thresholds are fitted on "training"; "limits" is the text behind it; "evaluation" is other text.
     """
     windows = setting.windows if part == "training" else SAMPLED_WINDOWS
     tokens = tokens_of(setting.model, setting.corpus, "evaluation" if part == "evaluation" else "calibration")

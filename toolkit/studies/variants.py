@@ -73,7 +73,7 @@ class ModelVariant(Alteration):
 
     @property
     def of_its_head(self) -> str:
-        """The form of the head: it is not pruned."""
+        """The form of the head, which is not pruned."""
         return "int8" if self.form.startswith("int8") else self.of_linears
 
     @property

@@ -1,4 +1,4 @@
-"""The registry of readers, which bring parts of a store into memory. They differ in the system interface that they use.
+"""The registry of readers, which bring parts of a store into memory. They use different system interfaces.
 
 with open_reader("threads", store, "endor") as reader:
     future = reader.submit(store.layer(1, "endor").chunks, other_slot)  # while the layer before is used

@@ -53,7 +53,7 @@ class Aio(HostReader):
     def _read_many(
         self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]
     ) -> Int64[np.ndarray, " chunks"]:
-        """Read chunks; the bytes read of each, below 0 if it failed, or `NOT_STARTED`, as are all after a failure."""
+        """Read chunks; the bytes read of each, below 0 if it failed, `NOT_STARTED` after a failure."""
         from toolkit.kernels.reads import read_many
 
         numbers = map(np.ascontiguousarray, (chunks.offsets, chunks.sizes, chunks.places))

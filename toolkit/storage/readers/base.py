@@ -1,4 +1,4 @@
-"""The base of all readers: reads are done one at a time, in the order asked for, and files are checked afterwards."""
+"""The base of all readers: reads run one at a time, in the order of the requests, and files are checked afterwards."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,7 +100,7 @@ class Reader(AbstractContextManager):
 
     @contextmanager
     def _unchanged(self, shard: str) -> Iterator[None]:
-        """Raise `ChangedError` if the shard has changed by the end, also instead of an `OSError`, which it names."""
+        """Raise `ChangedError` if the shard has changed during the block; an `OSError` of the block is named in it."""
         try:
             yield
         except OSError as error:
