@@ -105,10 +105,10 @@ def run_command(command: Callable[[], int | None], stopped: str = "stopped") -> 
         print(stopped, file=sys.stderr)
         return 130
     except Exception as error:
-        told = error if isinstance(error, UserError) else disk_trouble(error)
-        if told is None:
+        message = error if isinstance(error, UserError) else disk_trouble(error)
+        if message is None:
             raise
-        print(f"error: {told}", file=sys.stderr)
+        print(f"error: {message}", file=sys.stderr)
         return 2
 
 

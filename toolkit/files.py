@@ -166,9 +166,9 @@ def disk_trouble_told(path: Path) -> Iterator[None]:
     except Exception as error:
         named = getattr(error, "filename", None)
         about = _shown(named if isinstance(named, str | bytes | os.PathLike) else path)
-        if (told := disk_trouble(error, about, elsewhere(path))) is None:
+        if (trouble := disk_trouble(error, about, elsewhere(path))) is None:
             raise
-        raise told from error
+        raise trouble from error
 
 
 def write_json(file: Path, value: object) -> None:

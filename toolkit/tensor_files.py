@@ -99,8 +99,8 @@ def consistent(path: str | os.PathLike, kind: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:
-        told = f"{line(error)} is missing" if isinstance(error, KeyError) else line(error)
-        raise UserError(f"{path}: inconsistent {kind}: {told}; {AGAIN}") from error
+        reason = f"{line(error)} is missing" if isinstance(error, KeyError) else line(error)
+        raise UserError(f"{path}: inconsistent {kind}: {reason}; {AGAIN}") from error
 
 
 def checksum(metadata: Mapping[str, str], tensors: Mapping[str, "Tensor"]) -> str:

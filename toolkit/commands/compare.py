@@ -148,11 +148,11 @@ def _show(table: "pd.DataFrame", reasons: list[str]) -> None:
 def _notes(options: Namespace, ways: Iterable[str], weights: str, files: Mapping[str, str]) -> str:
     """How the table was measured; of llama.cpp, which has these weights and files, only if it took part."""
     text = f"{CORPUS}, {EVALUATED['windows']} windows of {EVALUATED['sequence_length']} tokens"
-    told = f"{options.max_new_tokens} tokens after the prompt; median and range of the turns; perplexity: {text}."
+    note = f"{options.max_new_tokens} tokens after the prompt; median and range of the turns; perplexity: {text}."
     rivals = [way for way in ways if way.startswith("llama.cpp")]
     if not rivals:
-        return told
+        return note
     place = f", and {options.dram} for pages of its file." if options.dram else ", all in memory."
     written = [f"{weights} in its own types"] if set(rivals) - files.keys() else []
     has = written + [f"{name} as {way.removeprefix('llama.cpp ')}" for way, name in files.items() if way in rivals]
-    return f"{told} llama.cpp has {' and '.join(has)}{place}"
+    return f"{note} llama.cpp has {' and '.join(has)}{place}"

@@ -62,12 +62,12 @@ def load_dense_model(folder: str | os.PathLike, dtype: torch.dtype | str = "auto
         vars(config).pop(entry, None)  # else transformers looks for the package that the entry names
     check_outline(config, lambda model: _check_shapes(checkpoint.folder, shapes, model), architecture)
     with hub.quiet():
-        model, told = architecture.from_pretrained(
+        model, loading = architecture.from_pretrained(
             None, config=config, state_dict=dict(checkpoint.tensors()), dtype=dtype, output_loading_info=True
         )
     for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if told[fault]:
-            name = min(map(str, told[fault]))
+        if loading[fault]:
+            name = min(map(str, loading[fault]))
             raise FormatError(f"{checkpoint.folder}: {fault.replace('_keys', '')} tensor {name} for its {CONFIG}")
     return plain(model).eval().requires_grad_(False)
 

@@ -87,8 +87,8 @@ def read_header(file: Path) -> GgufHeader:
         _check_sizes(header)
         return header
     except Exception as error:  # whatever fails in a foreign file
-        told = error if type(error) is ValueError else getattr(error, "strerror", None) or "it is cut short or damaged"
-        raise UserError(f"{file}: cannot be read as a GGUF file: {line(told)}; expected version 2 or 3") from error
+        fault = error if type(error) is ValueError else getattr(error, "strerror", None) or "it is cut short or damaged"
+        raise UserError(f"{file}: cannot be read as a GGUF file: {line(fault)}; expected version 2 or 3") from error
 
 
 def _read(file: Path) -> GgufHeader:
@@ -133,8 +133,8 @@ def gguf_shape(header: GgufHeader) -> ModelShape:
     try:
         return _shape(header)
     except Exception as error:  # whatever fails in a foreign file
-        told = error if isinstance(error, UserError) else "its sizes do not fit together"
-        raise UserError(f"{header.file}: architecture {header.architecture!r:.99}: {told}") from error
+        reason = error if isinstance(error, UserError) else "its sizes do not fit together"
+        raise UserError(f"{header.file}: architecture {header.architecture!r:.99}: {reason}") from error
 
 
 def _shape(header: GgufHeader) -> ModelShape:

@@ -161,7 +161,7 @@ class OffloadedModel(AbstractContextManager):
 
     def _take_over(self, opening: Opening) -> None:
         """Load the tensors that the strategy does not bring, then let it replace the model's modules."""
-        rest = {name: self._on_device(tensor) for name, tensor in self.store.rest(opening.elsewhere)}
+        rest = {name: self._on_device(tensor) for name, tensor in self.store.rest(opening.not_read)}
         rest |= opening.common
         self.model.load_state_dict(rest, strict=False, assign=True)
         del rest  # so that a strategy can let go of some

@@ -59,7 +59,7 @@ class Opening:
         return self.options.demand or Demand()
 
     @property
-    def elsewhere(self) -> set[str | None]:
+    def not_read(self) -> set[str | None]:
         """The names of the tensors, no op's weights, that are not read into memory."""
         return {*self.common, self.on_disk}
 
@@ -67,7 +67,7 @@ class Opening:
     def rest_bytes(self) -> int:
         """Bytes in memory of the packed head, and of the tensors that are no op's weight and are not held already."""
         head = 0 if self.head is None else self.head.nbytes
-        return head + sum(run.nbytes for run in self.store.index.rest if run.name not in self.elsewhere)
+        return head + sum(run.nbytes for run in self.store.index.rest if run.name not in self.not_read)
 
 
 class Strategy(ABC):

@@ -206,8 +206,8 @@ def _commands(target: Target, way: PlannedWay, dram_bytes: int | None, device_by
         return ()
     pack = f"python -m toolkit pack {target.name if target.loadable else 'MODEL'} {way.pack} --out packed"
     limits = {"--dram": dram_bytes, "--device-memory": device_bytes if CUDA in way.run else None}
-    told = [f"{option} {nbytes // 10**6}MB" for option, nbytes in limits.items() if nbytes]
-    return pack, " ".join(['python -m toolkit run packed --prompt "The library of Alexandria"', *told, way.run]).strip()
+    caps = [f"{option} {nbytes // 10**6}MB" for option, nbytes in limits.items() if nbytes]
+    return pack, " ".join(['python -m toolkit run packed --prompt "The library of Alexandria"', *caps, way.run]).strip()
 
 
 def _advice(target: Target, table: pd.DataFrame, first: PlannedWay, machine: Machine) -> list[str]:
@@ -219,9 +219,9 @@ def _advice(target: Target, table: pd.DataFrame, first: PlannedWay, machine: Mac
         found.append("MODEL is the folder, or the id on the hub, that has the weights")
     faster = table[table["within"] & table["at_best"].astype(bool) & (table["tokens_s"] > best["tokens_s"])]
     for _, most in faster.sort_values("tokens_s", ascending=False).groupby("rival", sort=False).head(1).iterrows():
-        told = f"perhaps faster: {most['way']}, {most['tokens_s']:.3g} tokens/s at most by its bytes"
+        words = f"perhaps faster: {most['way']}, {most['tokens_s']:.3g} tokens/s at most by its bytes"
         how = f" (`run` with `{CUDA}`)" if most["gpu"] and not most["rival"] else ""
-        found.append(f"{told}{how}; nothing was measured with this GPU" if most["gpu"] else told)
+        found.append(f"{words}{how}; nothing was measured with this GPU" if most["gpu"] else words)
     dearer = table[table["runs_here"] & ~table["at_best"].astype(bool) & (table["relative"] > best["relative"])]
     dearer = dearer[(dearer["tokens_s"] > best["tokens_s"]) & ~dearer["within"]]
     if len(dearer):
