@@ -73,5 +73,8 @@ def stage_bars(axes: Axes, rows: pd.DataFrame) -> None:
     stages = rows[ways].join(parts).melt(ways, var_name="stage", value_name="seconds")
     stacked_bars(axes, stages, "way")
     whiskers(axes, rows["total_ms_low"], rows["total_ms_high"])
+    for place, row in enumerate(rows.itertuples()):
+        axes.text(row.total_ms_high, place, f"  {row.total_ms:.0f}", va="center", fontsize=9)
+    axes.margins(x=0.1)
     model, layers = rows[["model", "layers"]].iloc[0]
     axes.set(xlabel="ms a token (read: waiting for reads)", title=f"this machine, {layers:.0f} layers of {model}")

@@ -17,6 +17,8 @@ from toolkit.papers.spqr.products import CONTESTANTS, FEW, MANY, READ
 
 DENSE, OURS, CSR, PTCSR, QUICKER = "dense", "dense, ours", "spqr, csr", "spqr, ptcsr", "spqr, the quicker"
 STORAGES = {CSR: PTCSR, PTCSR: CSR}  # each with the other one
+NAMES = {DENSE: "torch, dense bf16", OURS: "ours, dense bf16", "int8": "int8", "endor": "Endor, half zeros"}
+NAMES |= {CSR: "SpQR, CSR", PTCSR: "SpQR, PTCSR"}  # in legends
 MEAN = "geometric mean"
 PRODUCT = ["op", "contestant"]  # the labels of a product
 WORD_WEIGHTS = 16
@@ -137,16 +139,6 @@ def by_op(table: pd.DataFrame, column: str, contestants: Sequence[str] = ()) -> 
     return wide[list(contestants) or list(dict.fromkeys(rows["contestant"]))]
 
 
-def modelled_sentence(table: pd.DataFrame) -> str:
-    """The speed-ups on the machines that are modelled; empty without such rows."""
-    rows = table[table["profile"].ne(THIS_MACHINE) & table["op"].eq(MEAN) & table["contestant"].isin(STORAGES)]
-    words = [
-        f"{name} {', '.join(f'{row.speedup:.2f} ({row.contestant})' for row in of_machine.itertuples())}"
-        for name, of_machine in rows.groupby("profile", sort=False)
-    ]
-    return f"The cost model gives: {'; '.join(words)}." if words else ""
-
-
 def mean_row(table: pd.DataFrame, contestant: str) -> pd.Series:
     """The row of a contestant's geometric mean."""
     return table[table["contestant"].eq(contestant) & table["op"].eq(MEAN)].iloc[0]
@@ -157,7 +149,8 @@ def draw_bars(
 ) -> None:
     """A group of bars an operation, a bar a contestant, a whisker for its range, a line at the column `limit`.
 
-    One way to multiply has one colour on every CPU.
+    The limit must be of the same baseline as `column`; dense products have none. One way to multiply has one colour on
+    every CPU.
     """
     ops, kinds = list(dict.fromkeys(table["op"])), [name.removeprefix("avx2_") for name in CONTESTANTS]
     colours = dict(zip(dict.fromkeys(kinds), sns.color_palette("colorblind"), strict=False))
@@ -165,11 +158,12 @@ def draw_bars(
     for number, name in enumerate(contestants):
         rows = table[table["contestant"] == name].set_index("op").reindex(ops)
         places = np.arange(len(ops)) + width * (number - (len(contestants) - 1) / 2)
-        axes.bar(places, rows[column], 0.92 * width, color=colours[name.removeprefix("avx2_")], label=name)
+        style = {"color": colours[name.removeprefix("avx2_")], "label": NAMES.get(name, name)}
+        axes.bar(places, rows[column], 0.92 * width, **style)
         axes.vlines(places, rows[f"{column}_low"], rows[f"{column}_high"], color="black", linewidth=1)
-        if limit and name != DENSE:
+        if limit and name not in (DENSE, OURS):
             axes.hlines(rows[limit], places - 0.46 * width, places + 0.46 * width, **LIMIT)
     axes.set_xticks(range(len(ops)), starred(table, "op").drop_duplicates())
     if limit:
         axes.axhline(1, color="gray", linewidth=0.8, linestyle=":")
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.1), ncols=len(contestants), fontsize=8)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.1), ncols=3, fontsize=8)
