@@ -26,7 +26,7 @@ def test_cells_are_short_and_have_no_outputs_and_the_first_asks_a_question():
         assert cells[0]["cell_type"] == "markdown", book.id
         assert book.question.endswith("?"), book.id
         assert len(book.title) <= 70, book.id
-        last = "".join(code[-1]["source"])  # an exercise may follow
+        last = "".join(code[-1]["source"])
         assert ("view.show(" if book.paper == "explore" else "run.evidence(") in last, book.id
 
 
