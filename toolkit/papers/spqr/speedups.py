@@ -163,7 +163,9 @@ def draw_bars(
         axes.vlines(places, rows[f"{column}_low"], rows[f"{column}_high"], color="black", linewidth=1)
         if limit and name not in (DENSE, OURS):
             axes.hlines(rows[limit], places - 0.46 * width, places + 0.46 * width, **LIMIT)
-    axes.set_xticks(range(len(ops)), starred(table, "op").drop_duplicates().str.replace("_proj", ""))
+    axes.set_xticks(
+        range(len(ops)), starred(table, "op").drop_duplicates().str.replace("_proj|geometric ", "", regex=True)
+    )
     if limit:
         axes.axhline(1, color="gray", linewidth=0.8, linestyle=":")
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.1), ncols=3, fontsize=8)
