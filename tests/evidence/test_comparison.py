@@ -259,9 +259,14 @@ def test_a_quantity_counts_once_by_the_worst_of_its_records(publish):
     table = pd.DataFrame({"format": ["time", "speedup", "limit", "given"], "ratio": [10.5, 1.7, 1.0, 1.0]})
     table = table.assign(profile="paper", evidence="modelled")
     found = compare(table, "toy/fig1", table.assign(ratio=[12.0, 1.9, 1.0, 1.0]))
-    assert found["verdict"].tolist() == ["within tolerance", "same effect", *["within tolerance"] * 3]
+    assert found["verdict"].tolist() == [
+        "within tolerance",
+        "same effect",
+        "within tolerance",
+        None,
+        "within tolerance",
+    ]
     assert count_verdicts(found) == {
-        "input": {"within tolerance": 1},
         "prediction": {"same effect": 1},
         "prediction, limits": {"within tolerance": 1},
     }
@@ -271,7 +276,9 @@ def test_a_quantity_counts_once_by_the_worst_of_its_records(publish):
     expected = "1 prediction, off by 15% (median) and 15% (at most, size over dense: half), where bytes over "
     expected += "bandwidth and nothing else "
     assert prediction_words(found) == expected + "are off by 20% and 20%"
-    assert score_sentence(found).startswith(
-        "prediction: 1 same effect; input: 1 within tolerance; prediction, limits: 1 within tolerance."
-    )
-    assert verdict_table(found)["reason"].tolist() == [""] * 5
+    assert score_sentence(found).startswith("prediction: 1 same effect; prediction, limits: 1 within tolerance.")
+    shown = verdict_table(found)
+    assert shown["verdict"].tolist() == verdicts
+    assert [reason[:20] for reason in shown["reason"]] == ["", "", "", "the model was fitted", ""]
+    measured = compare(table.assign(evidence="measured"), "toy/fig1")
+    assert measured["verdict"].tolist()[3] == "within tolerance"  # a measurement is fitted to nothing

@@ -3,7 +3,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from toolkit.evidence.figures import (
-    evidence_bars,
+    colours,
+    evidence_dots,
     machines_figure,
     stacked_bars,
     timeline,
@@ -47,21 +48,29 @@ def test_stacked_bars_put_each_part_at_the_end_of_the_one_before(axes, spans):
     assert [label.get_text() for label in axes.get_yticklabels()] == ["dense", "endor"]
 
 
-def test_evidence_bars_block_by_block_in_the_order_of_the_table(axes):
+def test_evidence_dots_block_by_block_in_the_order_of_the_table(axes):
     table = pd.DataFrame(
         {
             "machine": ["mine", "mine", "theirs"],
             "tier": ["disk", "DRAM", "DRAM"],
             "bandwidth_gb_s": [1.0, 10.0, 50.0],
-            "evidence": ["measured", "measured", "modelled"],
+            "evidence": ["measured", "published", "modelled"],
         }
     )
-    evidence_bars(axes, table, "bandwidth_gb_s", block="machine", bar="tier")
-    bars = [(bar.get_width(), round(bar.get_y() + bar.get_height() / 2, 9), bar.get_hatch()) for bar in axes.patches]
-    assert bars == [(1.0, -0.2, ""), (10.0, 0.2, ""), (50.0, 1.0, "///")]
-    assert axes.patches[1].get_facecolor() == axes.patches[2].get_facecolor() != axes.patches[0].get_facecolor()
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["disk", "DRAM", "modelled"]
+    evidence_dots(axes, table, "bandwidth_gb_s", block="machine", dot="tier")
+    dots = [(line.get_xdata()[0], round(line.get_ydata()[0], 9), line.get_marker()) for line in axes.lines]
+    assert dots == [(1.0, -0.2, "o"), (10.0, 0.2, "D"), (50.0, 1.0, "o")]
+    assert axes.lines[1].get_color() == axes.lines[2].get_color() != axes.lines[0].get_color()
+    assert axes.lines[2].get_markerfacecolor() == "white"
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["disk", "DRAM", "measured", "modelled", "published"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["mine", "theirs"]
+
+
+def test_a_method_has_one_colour_whatever_stands_beside_it():
+    alone, among = colours(["endor_packed"]), colours(["toy", "dense, pipelined", "endor_packed, pipelined", "other"])
+    assert alone["endor_packed"] == among["endor_packed, pipelined"]
+    assert len(set(among.values())) == len(among)
 
 
 ROWS = [
@@ -82,7 +91,12 @@ CLAIMS = [
     ("fig00-copy-speedup", "speedup", 1.7, None, "paper", None),
 ]
 COMPARISON = pd.DataFrame(CLAIMS, columns=["claim", "unit", "published", "ours", "profile", "evidence"])
-COMPARISON = COMPARISON.assign(ours_low=[None, 1.0, None, None], ours_high=[None, 1.5, None, None])
+COMPARISON = COMPARISON.assign(
+    kind=["input", "prediction", "input", "input"],
+    quantity="speed-up",
+    ours_low=[None, 1.0, None, None],
+    ours_high=[None, 1.5, None, None],
+)
 COMPARISON["conditions"] = ["a layer, Endor over dense; in words there"] * 2 + ["a layer", "a copy"]
 
 
@@ -90,15 +104,20 @@ def names(axes):
     return [label.get_text() for label in axes.get_yticklabels()]
 
 
-def test_a_panel_a_machine_with_what_was_modelled_below_what_was_measured():
+def test_a_panel_a_machine_with_thin_bars_for_the_model_below_what_was_measured():
     disturbed = TABLE["evidence"].eq("measured") & TABLE["way"].eq("endor")
     paper, here, ratios = machines_figure(TABLE.assign(disturbed=disturbed.astype(float)), COMPARISON).axes
-    assert "paper, toy, modelled" in (paper.get_title(), paper.get_title(loc="left"))
+    assert "paper, toy, modelled" in (paper.get_title(), paper.get_title(loc="right"))
     assert names(paper) == ["dense"]
-    assert names(here) == ["dense", "dense, modelled", "endor *", "endor, modelled"]
-    boxes = {(bar.get_y() + 0.35, bar.get_x(), bar.get_width(), bar.get_hatch()) for bar in here.patches}
-    assert boxes == {(0, 0, 2, ""), (1, 0, 2.5, "///"), (2, 0, 1, ""), (2, 1, 0.5, ""), (3, 0, 1.25, "///")}
-    assert names(ratios) == ["a layer, Endor over dense", "a layer, Endor over dense, here"]
+    assert names(here) == ["dense", "endor *"]
+    bars = {(round(bar.get_y()), bar.get_x(), bar.get_width(), bar.get_hatch()) for bar in here.patches}
+    assert bars == {(0, 0, 2, ""), (0, 0, 2.5, "///"), (1, 0, 1, ""), (1, 1, 0.5, ""), (1, 0, 1.25, "///")}
+    assert {bar.get_height() for bar in here.patches if bar.get_hatch()} == {pytest.approx(0.24)}
+    assert [name.replace("\n", " ") for name in names(ratios)] == [
+        "speed-up: a layer, Endor over dense",
+        "speed-up: a layer, Endor over dense, here",
+    ]
+    assert [bar.get_fill() and bar.get_facecolor()[3] for bar in ratios.patches] == [0, 1]  # fitted: hollow
     assert [bar.get_width() for bar in ratios.patches] == [1.5, 1.25]
     assert list(ratios.lines[0].get_xdata()) == [1.7, 1.7]
     assert whisker_ends(ratios) == {(1.0, 1.5, 1)}

@@ -112,7 +112,9 @@ def test_every_number_of_the_figures_is_within_ten_percent_but_those_apart(compa
     assert found.loc[list(APART), "ratio"].to_dict() == pytest.approx(APART, abs=5e-3)
     assert set(found.loc[list(APART), "verdict"]) == {SAME_EFFECT}
     bounded = found["bound"].notna()
-    assert set(found.drop(list(APART))["verdict"]) == {WITHIN}
+    fitted = found["kind"] == "input"
+    assert set(found[~fitted].drop(list(APART))["verdict"]) == {WITHIN}
+    assert found.loc[fitted, "verdict"].isna().all()
     assert found.loc[bounded, "kind"].eq("prediction").all()
     assert found.loc[found["kind"] == "input", "ratio"].between(0.975, 1.025).all()
     assert set(found["evidence"]) == {"modelled"}
@@ -134,7 +136,6 @@ def test_the_null_model_gets_arithmetic_right_and_predictions_less_often(compari
     assert guessed["arithmetic"] == ours["arithmetic"]
     assert ours["prediction"] == {WITHIN: 10}
     assert guessed["prediction"] == {WITHIN: 5, SAME_EFFECT: 4, "direction only": 1}
-    assert guessed["input"][WITHIN] < ours["input"][WITHIN]
 
 
 def perturbed(machine: Profile) -> Profile:

@@ -38,11 +38,11 @@ def measurements(monkeypatch):
 
 
 def test_operations_are_measured_and_modelled_alike(tmp_path):
-    table = latency.operation_measurements(Workload("toy"), ["fc1", "fc2"], repetitions=3, accelerate=True)
-    accelerated = table[table["method"] == "accelerate"]
+    both = latency.operation_measurements(Workload("toy"), ["fc1"], repetitions=3, accelerate=True)
+    accelerated = both[both["method"] == "accelerate"]
     assert set(accelerated["evidence"]) == {"measured"}
     assert set(accelerated["mode"]) == {"buffered"}
-    table = table.drop(accelerated.index)
+    table = latency.operation_measurements(Workload("toy"), ["fc1", "fc2"], repetitions=3)
     assert [folder.name for folder in tmp_path.iterdir()] == ["measured"]  # no weights are left
     measured, modelled = (table[table["evidence"] == kind] for kind in ("measured", "modelled"))
     labels = ["profile", "model", "op", "placement", "method", "path", "policy", "device", "stage"]

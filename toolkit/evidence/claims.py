@@ -21,7 +21,7 @@ READS = ("data/claims/{paper}.yaml",)  # for `toolkit.sources`: a notebook rerun
 KINDS = {
     "prediction": "a model or a run could miss it; only predictions are scored",
     "arithmetic": "it follows from shapes, formats and inputs, whatever the machine",
-    "input": "the machine's profile was derived from it, so it is listed and never scored",
+    "input": "the machine's profile was derived from it, so it is listed, without a verdict, and never scored",
     "context": "the set-up, or a number of another study; it has no verdict of its own",
 }
 

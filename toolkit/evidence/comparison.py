@@ -22,6 +22,7 @@ SAME_EFFECT = "same effect"
 DIRECTION = "direction only"
 DIFFERS = "differs"
 NOT_RUN = "not run"
+FITTED = "the model was fitted to it: the two agree by construction"
 DISTURBED = "other work disturbed the measurement, which has no verdict therefore"
 VERDICTS = {  # from best to worst
     WITHIN: "ours is within 10 % of the published value, or within the tolerance that the claim states",
@@ -73,6 +74,8 @@ def compare(table: pd.DataFrame, figure: str, null: pd.DataFrame | None = None) 
       its row has a `chance`, what guessing gives of `value`, and ours is not above that by more than the tolerance of
       10 % and its own spread.
     - `not run`: `table` holds no number that the claim is about, or other work disturbed it (`is_disturbed`).
+
+    What is modelled of an `input` has no verdict (None): the model was fitted to the claim.
     """
     chosen = {claim.id: claim for claim in read_claims(figure.split("/")[0]) if claim.figure == figure}
     machines = _machines(table)
@@ -108,8 +111,9 @@ def count_verdicts(comparison: pd.DataFrame) -> dict[str, dict[str, int]]:
 
     Limits and stand-ins are counted by themselves, under "prediction, limits", say. Each quantity counts once a
     machine, with the worst verdict of its records (`same_as`). `context` is not counted: a constant agrees with itself.
+    Nor are rows without a verdict.
     """
-    rows = comparison[comparison["kind"] != "context"].assign(group=group)
+    rows = comparison[comparison["kind"].ne("context") & comparison["verdict"].notna()].assign(group=group)
     badness = {verdict: place for place, verdict in enumerate(VERDICTS)} | {NOT_RUN: -1}
     names = [(kind, name) for name in GROUPS for kind in KINDS]
     found = {names_: rows[rows["kind"].eq(names_[0]) & rows["group"].eq(names_[1])] for names_ in names}
@@ -227,8 +231,8 @@ def verdict_table(comparison: pd.DataFrame) -> pd.DataFrame:
     """The columns of a comparison that a reader needs."""
     wanted = ["quantity", "conditions", "kind", "verdict", "published", "ours", "null", "unit", "profile", "evidence"]
     numbers = comparison[["published", "ours", "null"]].astype(float)
-    reasons = comparison["reason"].astype(object).fillna("")
-    return comparison.assign(**numbers, reason=reasons)[[*wanted, "reason"]]
+    words = {name: comparison[name].astype(object).fillna("") for name in ("verdict", "reason")}
+    return comparison.assign(**numbers, **words)[[*wanted, "reason"]]
 
 
 def _compare(table: pd.DataFrame, claim: Claim, claims: dict[str, Claim], null: pd.DataFrame | None = None) -> dict:
@@ -236,9 +240,12 @@ def _compare(table: pd.DataFrame, claim: Claim, claims: dict[str, Claim], null: 
     ours = _number(row, claim)
     guess = None if null is None or stand_in else _number(_row(null, claim, claim.where), claim)
     disturbed = ours is not None and is_disturbed(row)
-    verdict = NOT_RUN if ours is None or disturbed else _verdict(table, claim, claims, row, stand_in)
     known = row is not None and ours is not None
     evidence = row.get("evidence") if known else None
+    fitted = claim.kind == "input" and evidence == "modelled"
+    verdict = (
+        NOT_RUN if ours is None or disturbed else None if fitted else _verdict(table, claim, claims, row, stand_in)
+    )
     worded = "in words there" if claim.worded else None
     return {
         **{name: getattr(claim, name) for name in ("kind", "same_as", "quantity", "unit", "section", "bound")},
@@ -253,7 +260,7 @@ def _compare(table: pd.DataFrame, claim: Claim, claims: dict[str, Claim], null: 
         "profile": _or(row.get("profile"), claim.machine) if known else None,
         "ratio": _ratio(ours, claim),
         "verdict": verdict,
-        "reason": DISTURBED if disturbed else _reason(row, claim, verdict, ours),
+        "reason": DISTURBED if disturbed else FITTED if fitted else _reason(row, claim, verdict, ours),
         "null": guess,
         "null_ratio": _ratio(guess, claim),
     }

@@ -4,8 +4,9 @@
     table, null = operation_times("endor-rtx4080", twin, part, ["fc1"], ["dense", "endor"])
 
 `table` has the rows of `toolkit.costs.tables` for the paper's machine, then those of this one, whose device is the
-CPU. Its rates (`toolkit.measure.rates`) are measured apart from what the model predicts. `null` is the null model's
-table of the paper's machine (`toolkit.costs.null_model`).
+CPU. Operations of one call are measured in the same turns, so that their times can be compared. Rates
+(`toolkit.measure.rates`) are measured apart from what the model predicts. `null` is the null model's table of the
+paper's machine (`toolkit.costs.null_model`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -85,17 +86,16 @@ def operation_measurements(
 ) -> pd.DataFrame:
     """Linear operations read from the disk of this machine, as `operation_table` has them, measured and modelled.
 
-    seconds are medians over the repetitions, with seconds_low and seconds_high. `mode` is "direct" if reads went past
-    the page cache. `measured_at` is in UTC. `modelled_over_measured`, in modelled rows, is their seconds over the
-    measured ones. Raises `UserError` for unknown names, a disk too small, or bytes read back that are not those
-    written.
+    `accelerate` needs a single operation. seconds are medians over the repetitions, with seconds_low and seconds_high.
+    `mode` is "direct" if reads went past the page cache. `measured_at` is in UTC. `modelled_over_measured`, in modelled
+    rows, is their seconds over the measured ones. Raises `UserError` for unknown names, a disk too small, or bytes read
+    back that are not those written.
     """
     choices, rivals = all_ways(device="cpu", methods=methods), [RIVAL] * accelerate
     timed = [*((way, "storage") for way in all_ways(device="cpu")), *rivals]
-    wanted, tables = [*((way, "storage") for way in choices), *rivals], []
-    for op, shape in workload.shapes(ops).items():  # one by one: notebooks share measurements of the same operation
-        spans = measured_spans(workload, {op: shape}, timed, repetitions, fresh=fresh)
-        tables.append(_stages(spans, workload, wanted, op))
+    wanted, shapes = [*((way, "storage") for way in choices), *rivals], workload.shapes(ops)
+    spans = measured_spans(workload, shapes, timed, repetitions, fresh=fresh)  # all operations in the same turns
+    tables = [_stages(spans[spans["op"].eq(op) | (len(shapes) == 1)], workload, wanted, op) for op in shapes]
     machine = this_machine(workload.dtype, workload.sparsity, fresh)
     modelled = operation_table(machine, workload, ops, choices=choices)
     return _beside(pd.concat(tables, ignore_index=True), modelled)
