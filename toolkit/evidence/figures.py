@@ -13,6 +13,7 @@ without a fill is an input: the model was fitted to the published number.
 import math
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -35,6 +36,7 @@ COLOURS = {  # the start of a name -> its place in the palette
     **{"dense": 7, "endor": 0, "endor_packed": 9, "csr": 3, "ptcsr": 1, "spqr": 2, "two_four": 1},
     **{"zstd": 5, "lz4": 6, "accelerate": 4, "llama.cpp": 8},
 }
+SHARED = 0.7  # share of the claims that have a condition, above which their labels leave it out
 LABEL_WIDTH = 42  # characters of a claim in a line
 BOUND = re.compile(r"(at least|at most|about|up to): ")
 CLAUSES = re.compile(r"\s*[;(]")  # a remark on the claim follows
@@ -54,13 +56,13 @@ SUMS = ("transfer", "total")  # of stages
 HATCHES = {"measured": "", "modelled": "///"}  # and none where published
 MARKERS = {"measured": "o", "modelled": "o", "published": "D"}
 BAR_IN, FRAME_IN = 0.29, 0.55  # height of a bar, and of what stands around a panel
-CLAIM = 1.25  # bars that a claim with its long name takes
+CLAIM = 1.3  # bars that a claim with its long name takes
 RATIOS = ("ratio", "speedup")
 OVERLAPPING = 0.99  # a total below this share of its stages together
 OVERLAPPED = "total, where stages overlap"
 BYTES = "bytes alone"
 TOTAL = {"color": "black", "linewidth": 2, "solid_capstyle": "butt"}
-FITTED = Patch(facecolor="none", hatch=HATCHES["modelled"], edgecolor="0.65", label="fitted to it")
+FITTED = Patch(facecolor="none", hatch=HATCHES["modelled"], edgecolor="0.65", label="an input, fitted")
 ROOM = 1.3  # width of an axis over its longest bar, for the numbers at the ends
 
 
@@ -147,10 +149,11 @@ def is_fitted(comparison: pd.DataFrame) -> pd.Series:
 
 
 def claim_labels(comparison: pd.DataFrame) -> list[str]:
-    """The subject of each claim, in lines for an axis: its quantity, and those of its conditions that not all share."""
+    """The subject of each claim, in lines for an axis: its quantity, and those of its conditions that few others share."""
     words = [BOUND.sub("", CLAUSES.split(text)[0]).split(", ") for text in comparison["conditions"]]
-    shared = set(words[0]).intersection(*words) if comparison["claim"].nunique() > 1 else set()
-    rests = [", ".join(clause for clause in each if clause not in shared) for each in words]
+    count = Counter(clause for each in words for clause in set(each))
+    most = SHARED * len(words) if len(words) > 1 else 1
+    rests = [", ".join(clause for clause in each if count[clause] <= most) for each in words]
     bounds = [f" ({found[1]})" if (found := BOUND.match(text)) else "" for text in comparison["conditions"]]
     subjects = zip(comparison["quantity"], bounds, rests, strict=True)
     return [textwrap.fill(f"{name}{bound}: {rest}".removesuffix(": "), LABEL_WIDTH) for name, bound, rest in subjects]
@@ -189,7 +192,7 @@ def value_bars(axes: Axes, table: pd.DataFrame, value: str, labels: Sequence[str
 
 def number_at(axes: Axes, words: str, end: float, place: float) -> None:
     """Words behind the end of a horizontal bar, and room for them."""
-    axes.annotate(words, (end, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.annotate(words, (end, place), (6, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_xlim(right=max(axes.get_xlim()[1], ROOM * end))
 
 
@@ -216,7 +219,7 @@ def ratio_panels(table: pd.DataFrame, value: str, xlabel: str) -> Figure:
     axes[-1].set_xlabel(xlabel)
     keys = {label: line for place in axes for line, label in zip(*place.get_legend_handles_labels(), strict=True)}
     if "fitted" in table and table["fitted"].any():
-        keys["fitted to it"] = FITTED
+        keys[FITTED.get_label()] = FITTED
     figure.legend(list(keys.values()), list(keys), loc="outside lower left", ncols=LEGEND_COLUMNS)
     return figure
 
@@ -251,7 +254,7 @@ def evidence_dots(
         for number, row in enumerate(rows.to_dict("records")):
             middle = place + 0.8 / len(faces) * (number - (len(rows) - 1) / 2)
             face = "white" if row["evidence"] == "modelled" else faces[row[dot]]
-            style = {"color": faces[row[dot]], "markerfacecolor": face, "markersize": 6}
+            style = {"color": faces[row[dot]], "markerfacecolor": face, "markersize": 6, "clip_on": False}
             axes.plot(row[value], middle, MARKERS[row["evidence"]], **style)
     axes.set_yticks(range(len(blocks)), blocks)
     axes.set_xscale("log")
@@ -334,7 +337,7 @@ def machines_figure(table: pd.DataFrame, comparison: pd.DataFrame) -> Figure:
     for place, (name, rows) in zip(axes, panels.items(), strict=False):
         stacked_bars(place, rows, "way")
         place.get_legend().remove()
-        models, kinds = (list(dict.fromkeys(rows[column])) for column in ("model", "evidence"))
+        models, kinds = list(dict.fromkeys(rows["model"])), [kind for kind in HATCHES if kind in set(rows["evidence"])]
         about = models if len(models) == 1 else []  # the bars say which, if there are several
         place.set_title(", ".join([name, *about, " and ".join(kinds)]), loc="right")  # over the bars' names
         _mark_totals(place, rows)
@@ -369,10 +372,9 @@ def _mark_totals(axes: Axes, rows: pd.DataFrame) -> None:
 
 def published_ratios(axes: Axes, ratios: pd.DataFrame, first: str) -> None:
     """Rows of `compare` with ratios, as `comparison_bars` with their ranges. Machines but the `first` are named."""
-    comparison_bars(axes, ratios, colour="0.65")  # no stage's colour
     machine = (", " + ratios["profile"]).where(ratios["profile"] != first, "")
-    names = [f"{label}{name}" for label, name in zip(claim_labels(ratios), machine, strict=True)]
-    axes.set_yticks(range(len(names)), names)
+    conditions = [CLAUSES.split(words)[0] for words in ratios["conditions"]] + machine
+    comparison_bars(axes, ratios.assign(conditions=conditions), colour="0.65")  # no stage's colour
     axes.set(xlabel="ratio")
     axes.set_title("beside the published ratios", loc="right")
     axes.axvline(1, color="gray", linewidth=0.8, linestyle=":")
