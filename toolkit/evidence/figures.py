@@ -149,10 +149,10 @@ def is_fitted(comparison: pd.DataFrame) -> pd.Series:
 
 
 def claim_labels(comparison: pd.DataFrame) -> list[str]:
-    """The subject of each claim, in lines for an axis: its quantity, and those of its conditions that few others share."""
+    """The subject of each claim, in lines for an axis: its quantity, and its conditions but those that most share."""
     words = [BOUND.sub("", CLAUSES.split(text)[0]).split(", ") for text in comparison["conditions"]]
     count = Counter(clause for each in words for clause in set(each))
-    most = SHARED * len(words) if len(words) > 1 else 1
+    most = SHARED * len(words) if comparison["claim"].nunique() > 1 else len(words)
     rests = [", ".join(clause for clause in each if count[clause] <= most) for each in words]
     bounds = [f" ({found[1]})" if (found := BOUND.match(text)) else "" for text in comparison["conditions"]]
     subjects = zip(comparison["quantity"], bounds, rests, strict=True)
