@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from scipy.stats import gmean
 
 from toolkit.costs.machine import GB, THIS_MACHINE, Profile
+from toolkit.evidence.figures import colours
 from toolkit.measure.disturbance import starred
 from toolkit.measure.summary import summary, times_as_fast
 from toolkit.models.shapes import twin_shapes
@@ -153,12 +153,13 @@ def draw_bars(
     every CPU.
     """
     ops, kinds = list(dict.fromkeys(table["op"])), [name.removeprefix("avx2_") for name in CONTESTANTS]
-    colours = dict(zip(dict.fromkeys(kinds), sns.color_palette("colorblind"), strict=False))
+    faces = colours({OURS: "ours", PTCSR: "ptcsr"}.get(name, name) for name in kinds)
+    faces = dict(zip(dict.fromkeys(kinds), faces.values(), strict=True))
     width = 0.84 / len(contestants)
     for number, name in enumerate(contestants):
         rows = table[table["contestant"] == name].set_index("op").reindex(ops)
         places = np.arange(len(ops)) + width * (number - (len(contestants) - 1) / 2)
-        style = {"color": colours[name.removeprefix("avx2_")], "label": NAMES.get(name, name)}
+        style = {"color": faces[name.removeprefix("avx2_")], "label": NAMES.get(name, name)}
         axes.bar(places, rows[column], 0.92 * width, **style)
         axes.vlines(places, rows[f"{column}_low"], rows[f"{column}_high"], color="black", linewidth=1)
         if limit and name not in (DENSE, OURS):
