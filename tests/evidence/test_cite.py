@@ -25,7 +25,9 @@ ADDRESSES = {
     "other:scores n paper=toy .0f": "8",
     "toy/one headline.gain": "It is 2.0 times as fast.",
     "half": "50%",
+    "hermes/claims value id=fig09-speedup .1f": "75.2",
 }
+NAMES = {"machine": "here", "half": "toy/one share method=dense .0%"}
 WRONG = {
     "toy/two seconds method=dense": "toy/two: nothing is kept there",
     "toy/one second method=dense": "method=dense: column 'second'; .*did you mean 'seconds'",
@@ -48,19 +50,18 @@ def reference(tmp_path):
         meta = {"headline": {"gain": "It is 2.0 times as fast."}, "card": {"bars": bars}}
         (folder / "meta.json").write_text(json.dumps(meta))
         (tmp_path / machine / "scores.csv").write_text(f"paper,n\ntoy,{n}\n")
-    (tmp_path / cite.NAMES).write_text("machine: here\nhalf: toy/one share method=dense .0%\n")
     return tmp_path
 
 
 def test_an_address_leads_to_one_number_or_is_refused(reference):
-    names = cite.read_names(reference)
-    assert {cell: cite.value(cell, reference, names) for cell in ADDRESSES} == ADDRESSES
+    assert {cell: cite.value(cell, reference, NAMES) for cell in ADDRESSES} == ADDRESSES
     for cell, words in WRONG.items():
         with pytest.raises(UserError, match=words):
-            cite.value(cell, reference, names)
+            cite.value(cell, reference, NAMES)
 
 
-def test_a_refreshed_page_differs_in_its_numbers_alone(reference):
+def test_a_refreshed_page_differs_in_its_numbers_alone(reference, monkeypatch):
+    monkeypatch.setattr(cite, "read_names", lambda: NAMES)
     page = reference / "page.md"
     page.write_text(
         "A <!--cell half-->9%<!--/--> b <!-- a remark --> <!--cell toy/one bits method=dense .0f-->16<!--/-->.\n"
@@ -76,7 +77,7 @@ def test_a_refreshed_page_differs_in_its_numbers_alone(reference):
 def test_the_numbers_of_pages_are_those_of_the_kept_tables():
     """README, docs and gallery; the message names the machine that a number is from."""
     reference = cite.reference_dir()
-    names = cite.read_names(reference)
+    names = cite.read_names()
     stale = [
         f"{page.name}: {cell} of {cite.address(cell, names)[0]}: {text} here, {kept} kept"
         for page in cite.pages()
@@ -88,7 +89,7 @@ def test_the_numbers_of_pages_are_those_of_the_kept_tables():
 
 def test_every_named_cell_is_cited_and_has_a_value():
     reference = cite.reference_dir()
-    names = cite.read_names(reference)
+    names = cite.read_names()
     cited = {cell for page in cite.pages() for cell, _ in cite.citations(page)}
     assert names.keys() - {"machine"} <= cited
     assert names["machine"] in {folder.name for folder in reference.iterdir()}

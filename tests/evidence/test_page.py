@@ -73,11 +73,21 @@ def test_a_page_is_self_contained(tmp_path):
     made = cells("code:1 < 2", outputs=[stream("<b>not markup</b>")])
     made[0].outputs.append(nbformat.v4.new_output("display_data", data={"image/png": PIXEL}))
     text = write(tmp_path, made)
-    assert "<script" not in text
+    assert text.count("<script") == 1  # which closes an enlarged figure
     links = re.findall(r'(?:src|href)="(?!data:|#|index\.html)([^"]*)"', text)
-    assert links == [f"../endor/fig04/{name}" for name in ("notebook.ipynb", "meta.json")]
+    assert links == [f"endor/fig04/{name}" for name in ("notebook.ipynb", "meta.json")]
     assert "url(" not in text
     assert "&lt;b&gt;not markup" in text
+
+
+def test_the_main_figure_stands_once_and_objects_are_left_out(tmp_path):
+    result = nbformat.v4.new_output("execute_result", data={"text/plain": "<matplotlib.legend.Legend at 0x7f97>"})
+    shown = nbformat.v4.new_output("display_data", data={"image/png": PIXEL, "text/plain": "<Figure size 1x1>"})
+    text = write(tmp_path, cells("code:draw()", outputs=[result, shown, stream("a number: 3")]))
+    assert text.count(PIXEL) == 1
+    assert "on top of this page" in body(text)
+    assert "Legend" not in text
+    assert "a number: 3" in text
 
 
 def test_maths_become_mathml_unless_they_do_not_convert_and_money_stays_money(tmp_path):
@@ -124,6 +134,6 @@ def test_a_notebook_that_is_none_still_has_a_page(tmp_path):
 
 
 def test_numbers_have_three_digits():
-    numbers = [0.0, 0.012345, 1.0, -1.2345, 123.4, 1234.5, 12345.0, 8.259174e7, 1.234e-7, math.nan, math.inf]
-    shown = ["0", "0.0123", "1", "-1.23", "123", "1,234", "12,300", "82,600,000", "1.23e-07", "–", "inf"]
+    numbers = [0.0, 0.012345, 1.0, -1.2345, 123.4, 1234.5, 12345.0, 8.259174e7, 1.86e14, 1.234e-7, math.nan, math.inf]
+    shown = ["0", "0.0123", "1", "-1.23", "123", "1,234", "12,300", "82,600,000", "1.86e+14", "1.23e-07", "–", "inf"]
     assert [three_digits(number) for number in numbers] == shown

@@ -13,10 +13,12 @@ import pytest
 from toolkit import paths
 from toolkit.evidence import report
 from toolkit.evidence.catalogue import explorers, notebooks
+from toolkit.evidence.cite import read_names
 from toolkit.evidence.claims import KINDS
 from toolkit.evidence.comparison import COLUMNS, VERDICTS
 from toolkit.evidence.literature import PAPERS
-from toolkit.evidence.report import Outcome, write_report
+from toolkit.evidence.report import Outcome, pack, write_report
+from toolkit.records import load_yaml
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
@@ -54,6 +56,10 @@ def fill(folder):
     row = dict.fromkeys(COLUMNS) | {"claim": "x-1", "kind": "prediction", "stand_in": False, "published": 2.0}
     row |= {"ours": 1.8, "ratio": 0.9, "verdict": "within tolerance", "evidence": "modelled", "profile": "paper"}
     pd.DataFrame([row]).to_csv(folder / "endor" / "fig05" / "comparison.csv", index=False)
+    save(folder, "endor/tab_e2e", SOUND)
+    row |= {"claim": "tab_e2e-opt-endor-speedup", "published": 1.51, "ours": 1.25, "ratio": 0.83}
+    row |= {"evidence": "measured", "profile": "this-machine"}
+    pd.DataFrame([row]).to_csv(folder / "endor" / "tab_e2e" / "comparison.csv", index=False)
     save(folder, "flash/tab02", SOUND | {"disturbed": {"rows": 2, "of": 12}})
     room = {"system": "endor", "cost": "It takes room."}
     save(folder, "flash/fig02", SOUND | {"disturbed": {"rows": 0, "of": 5}, "headline": room})
@@ -111,52 +117,83 @@ def test_each_row_has_its_card_and_unsound_results_say_why(cards, index):
     assert index.with_name("quickstart.html").exists()
 
 
-def test_cards_link_what_runs_left(cards, text, index):
-    links = [f"../quickstart/{name}" for name in ("table.csv", "notebook.ipynb", "meta.json")]
-    assert re.findall(r'href="(\.\./[^"]+)"', cards["quickstart"]) == links
-    grids = re.findall(r'href="([^"]+)">Grid: method, sparsity<', text)
-    assert all((index.parent / link).is_file() for link in [*links, *grids])
-    assert len(grids) == 1
+def test_copied_elsewhere_it_has_no_broken_link(index, tmp_path):
+    shutil.unpack_archive(pack(index.parent), tmp_path)
+    pages = {page: page.read_text() for page in tmp_path.rglob("*.html")}
+    found = re.compile(r'(?:href|src)="(?!data:)([^"#]*)#?([^"]*)"')
+    links = [(page, *link) for page, text in pages.items() for link in found.findall(text)]
+    wanted = [f"quickstart/{name}" for name in ("table.csv", "notebook.ipynb", "meta.json")]
+    wanted += ["quickstart.html", "tables/comparison.csv", "grid/method+sparsity/index.html"]
+    assert set(wanted) <= {link for _, link, _ in links}
+    assert [link for page, link, _ in links if not (page.parent / link).exists()] == []
+    assert [part for page, link, part in links if part and not link and f'id="{part}"' not in pages[page]] == []
 
 
 def test_explorers_are_shown_as_pictures_that_link_the_notebook(cards):
     assert f'<img src="data:image/png;base64,{PIXEL}"' in cards["explore/bits"]
-    assert 'href="../explore/bits/notebook.ipynb"' in cards["explore/bits"]
+    assert 'href="explore/bits/notebook.ipynb"' in cards["explore/bits"]
     assert explorers()["explore/bits"].question in cards["explore/bits"]
     assert "not drawn yet" in cards["explore/timeline"]
-    assert "href" not in cards["explore/timeline"]
 
 
-def test_verdicts_stand_apart_by_kind_and_only_predictions_make_the_score(cards, text):
-    card = cards["endor/fig05"]
-    chips = re.findall(r'<span class="chip ([^"]+)" title="[^"]+">([^<]+)<', card)
-    assert chips == [
-        ("within-tolerance predicted", "2 within tolerance"),
-        ("differs predicted", "1 differs"),
-        ("not-run", "1 not run"),
-    ]
+def test_verdicts_stand_apart_by_kind_and_only_predictions_make_the_score(cards, text, index):
+    card, page = cards["endor/fig05"], index.with_name("endor-fig05.html").read_text()
+    chips = re.compile(r'<span class="chip ([^"]+)" title="[^"]+">([^<]+)<')
+    predicted = [("within-tolerance predicted", "2 within tolerance"), ("differs predicted", "1 differs")]
+    assert chips.findall(card) == predicted
+    assert chips.findall(page) == [*predicted, ("not-run", "1 not run")]
     assert "3 predictions</strong>: median error 4.0 %, largest 25 %" in card
     assert "null model: 50 %" in card
-    legend = text.split('class="legend"')[1].split("</details>")[0]
+    legend = text.split("Meaning of the verdicts")[1].split("</details>")[0]
     for name in (*VERDICTS, *KINDS, "limits", "stand-ins", "null model"):
         assert f"{name}</" in legend
 
 
-def test_the_index_begins_with_circumstances_scores_and_a_card_a_system(text, index):
-    head = text.split('class="systems"')[0]
+def test_the_index_begins_with_a_sentence_and_a_row_a_paper(text):
+    head, rest = text.split("Five papers, and what was found")
+    found = re.findall(r"<p>(<strong>.*?)</p>", head, re.DOTALL)
+    sentences = [" ".join(re.sub("<[^>]+>", "", words).split()) for words in found]
+    assert len(sentences) == len(PAPERS) - 1  # beyond the papers is none
+    assert sentences[0].startswith("ENDOR claims a speed-up of 1.51 for")
+    assert "; here it is 1.25 for" in sentences[0]
+    assert sentences[0].endswith("(measured).")
+    assert all(words.endswith("; it was not run here.") for words in sentences[1:])
+    rows = re.findall(r"<tr>(.*?)</tr>", rest.split("<tbody>")[1].split("</tbody>")[0], re.DOTALL)
+    assert [re.findall(r"<td>(.*?)</td>", row, re.DOTALL)[1] for row in rows] == ["1.25", *["not run here"] * 4]
+
+
+def test_findings_have_their_cells_and_say_of_each_paper_what_the_readme_says():
+    names = read_names()
+    findings = load_yaml(paths.root() / "data" / "findings.yaml")
+    readme = (paths.checkout() / "README.md").read_text(encoding="utf-8").splitlines()
+    for paper, finding in findings.items():
+        assert f"{paper}-claim" in names
+        assert report.EVIDENCE.search(names[f"{paper}-here"])
+        (row,) = [line for line in readme if line.startswith("| ") and f"<!--cell {paper}-here-->" in line]
+        assert f"| {finding['reproduced']} |" in row
+        assert finding["idea"] in row
+        assert finding.get("rival", "") in row
+        assert notebooks()[finding["notebook"]].path.name in row
+
+
+def test_below_are_circumstances_sentences_of_each_system_and_scores(text, index):
     for words in ("A CPU, no GPU", "2026-01-02", "0123456789"):
-        assert words in head
-    (table,) = re.findall(r'<table class="scores">(.*?)</table>', head, re.DOTALL)
-    assert re.findall(r"<td>(.*?)</td>", table) == ["1", "10.0 %", "10.0 %", "x-1", *"–––", "0", "0", "0 of 1"]
-    kept = pd.read_csv(index.parents[1] / "tables" / "comparison.csv")
-    assert kept["claim"].tolist() == ["x-1"]
-    systems = dict(re.findall(r'<article class="system[^"]*" data-system="(\w+)">(.*?)</article>', text, re.DOTALL))
-    assert systems.keys() == PAPERS.keys()
-    places = [systems["endor"].index(words) for words in ("It is fast.", "It takes room.", "It is &lt;not&gt; always.")]
+        assert words in text.split('class="card')[0]
+    endor = text.split('id="paper-endor"')[1].split("</section>")[0]
+    words = ("It is fast.", "It takes room.", "It is &lt;not&gt; always.", 'class="card')
+    places = [endor.index(each) for each in words]
     assert places == sorted(places)
-    assert 'href="flash-fig02.html"' in systems["endor"]
-    assert "Not yet" in systems["flash"]
-    assert text.index('class="system') < text.index('class="card')
+    assert 'href="flash-fig02.html"' in endor
+    scores = text.split("<h2>Published numbers against ours")[1].split("<tbody>")[1].split("</tbody>")[0]
+    assert re.findall(r"<td>(.*?)</td>", scores) == ["1", "10.0 %", "10.0 %", *"–––", "0", "1", "0 of 2"]
+    kept = pd.read_csv(index.parents[1] / "tables" / "comparison.csv")
+    assert kept["claim"].tolist() == ["x-1", "tab_e2e-opt-endor-speedup"]
+
+
+def test_notebooks_without_results_are_one_folded_line(text):
+    folded = text.split(" notebooks were not run</summary>")[1].split("</details>")[0]
+    assert 'id="corm/fig08"' in folded
+    assert 'id="endor/fig05"' not in folded
 
 
 def test_disturbed_rows_are_told_on_top_on_the_card_and_on_the_page(cards, text, index):

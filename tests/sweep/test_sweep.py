@@ -4,6 +4,7 @@ import shutil
 import signal
 import subprocess
 import time
+import zipfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -205,6 +206,9 @@ def test_nothing_runs_where_nothing_changed(toy, mended, monkeypatch, capsys):
     assert "out of date" not in index.read_text()
     assert main(["--report-only", "--preset", "standard"]) == 0
     assert "out of date" in index.read_text()
+    assert main(["--report-zip"]) == 0
+    with zipfile.ZipFile(toy.results / "report.zip") as packed:
+        assert "report/index.html" in packed.namelist()
 
 
 def test_text_needs_no_quotes_and_a_model_folder_may_be_relative(checkout, told, tmp_path, monkeypatch):

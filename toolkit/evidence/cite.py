@@ -6,11 +6,12 @@ A page has a number between two comments, which a reader of the page does not se
 
 The first comment is the address of a *cell*: table, column, and what tells its row apart. `endor/tab_e2e` is the
 notebook's `table.csv`, `endor/tab_e2e/comparison` its `comparison.csv`, and `endor/tab_e2e/card` the few numbers of its
-card in the report, by `label` and `value`; `scores` is the machine's own `scores.csv`.
+card in the report, by `label` and `value`; `scores` is the machine's own `scores.csv`. `endor/claims` are the paper's
+published numbers (`data/claims/endor.yaml`), whatever the machine.
 After `over`, the address of another row follows, by which the number is divided. A format of Python may come last
 (`.0%`; else `.2f`). `headline.gain` for a column is a sentence that the notebook has kept.
 
-Long addresses have names in `results/reference/cells.yaml`, and a comment may have the name instead: `<!--cell
+Long addresses have names in `data/cells.yaml`, and a comment may have the name instead: `<!--cell
 endor-packed-->`. That file also names the machine; `epyc-zen5-2c:endor/tab_e2e` is a table of another one.
 """
 
@@ -22,17 +23,17 @@ from functools import cache
 from pathlib import Path
 
 import pandas as pd
-import yaml
 
 from toolkit import paths
 from toolkit.errors import UserError, run_command, unknown
+from toolkit.evidence.claims import claims
 from toolkit.files import read_json, replacing
+from toolkit.records import load_yaml
 
 PAGES = ("README.md", "docs/*.md", "results/reference/README.md")
-NAMES = "cells.yaml"
 CITED = re.compile(r"(<!--cell ([^>]*?)-->)(.*?)(<!--/-->)", re.DOTALL)
 HEADLINE = "headline."
-CARD = "card"
+CARD, CLAIMS = "card", "claims"
 
 
 def pages() -> list[Path]:
@@ -47,7 +48,7 @@ def citations(page: Path) -> list[tuple[str, str]]:
 
 def refresh(page: Path, reference: Path) -> int:
     """Put the kept values into a page. Returns how many of its numbers have changed. Raises what `value` raises."""
-    text, names = page.read_text(encoding="utf-8"), read_names(reference)
+    text, names = page.read_text(encoding="utf-8"), read_names()
     changed = sum(value(cell, reference, names) != shown for cell, shown in citations(page))
     if changed:
         new = CITED.sub(lambda match: f"{match[1]}{value(match[2], reference, names)}{match[4]}", text)
@@ -56,9 +57,9 @@ def refresh(page: Path, reference: Path) -> int:
     return changed
 
 
-def read_names(reference: Path) -> dict[str, str]:
+def read_names() -> dict[str, str]:
     """The names of cells and their addresses; `machine` is that of addresses without one."""
-    return yaml.safe_load((reference / NAMES).read_text(encoding="utf-8"))
+    return load_yaml(paths.root() / "data" / "cells.yaml")
 
 
 def value(cell: str, reference: Path, names: Mapping[str, str]) -> str:
@@ -84,8 +85,10 @@ def address(cell: str, names: Mapping[str, str]) -> list[str]:
 
 @cache
 def read_table(folder: Path, table: str) -> pd.DataFrame:
-    """The table of a notebook, its card, or a file of the machine. Raises `UserError` if there is none."""
+    """The table of a notebook, its card, a paper's claims, or a file of the machine. Raises `UserError` if none is."""
     notebook, _, kind = table.rpartition("/")
+    if kind == CLAIMS:
+        return claims(notebook)
     if kind == CARD and (card := read_json(folder / notebook / "meta.json").get("card")):
         return pd.DataFrame(card["bars"].items(), columns=["label", "value"])
     for file in (folder / table / "table.csv", folder / f"{table}.csv"):
@@ -134,7 +137,7 @@ def reference_dir() -> Path:
 
 def refresh_all(reference: Path) -> None:
     """Refresh the numbers of all pages and print the machines that each page's are from."""
-    names = read_names(reference)
+    names = read_names()
     for page in pages():
         machines = sorted({address(cell, names)[0] for cell, _ in citations(page)})
         if machines:

@@ -1,6 +1,7 @@
 """One notebook's page of the report: question, answer and main figure first, then all cells with their code folded.
 
-A page is one HTML file: figures embedded, maths as MathML, no script, nothing fetched.
+A page is one HTML file: figures embedded, maths as MathML, nothing fetched. Its one line of script has Escape close an
+enlarged figure. The main figure stands on top, and not again where its cell has shown it.
 """
 
 import base64
@@ -22,6 +23,10 @@ from toolkit.measure.disturbance import disturbance_words
 
 NOTHING = "–"
 PNG = "data:image/png;base64,"
+SHARPER = 2  # pixels of a saved figure to one of the shown figure: `savefig.dpi` over `figure.dpi` in `use_style`
+ALIKE, NOTED = 30, 150  # pixels by which the two may differ; where a note on other work was written above the saved one
+ABOVE = '<p class="small muted">The figure stands on top of this page.</p>'
+OBJECT = re.compile(r"<[\w.]+[^>]* at 0x[0-9a-f]+>|\bText\(-?[\d.]+, ")  # Python's words for an artist of matplotlib
 TEMPLATES = Path(__file__).with_name("templates")
 MATHS = re.compile(r"\$\$(?P<block>[^$]+)\$\$|(?<![\\$\w])\$(?P<inline>[^$\s](?:[^$\n]*[^$\s])?)\$(?![\w$])")
 IMAGE = re.compile(r'<img\s[^>]*src="data:image/png[^>]*>')
@@ -42,8 +47,9 @@ def write_page(executed: Path, page: Path, about: Notebook, error: str | None = 
     failed run ended. Cells that cannot be shown do not raise: the page says so in their place.
     """
     meta, book = read_meta(executed.parent), read_book(executed)
+    figure = main_figure(executed.parent, meta) or last_image(book)
     try:
-        body, problem = _cells(book), None
+        body, problem = _cells(book, figure, NOTED if meta.disturbed["rows"] else ALIKE), None
     except Exception as raised:  # whatever a notebook holds, the sweep and its report go on
         body, problem = "", f"{type(raised).__name__}: {raised}"
     render(
@@ -52,7 +58,7 @@ def write_page(executed: Path, page: Path, about: Notebook, error: str | None = 
         title=about.title + (" (failed)" if error else ""),
         question=about.question,
         links=file_links(executed.parent, about),
-        figure=main_figure(executed.parent, meta) or last_image(book),
+        figure=figure,
         error=error,
         problem=problem,
         meta=meta,
@@ -71,7 +77,7 @@ def read_book(executed: Path) -> dict:
 
 def file_links(folder: Path, about: Notebook) -> tuple[tuple[str, str], ...]:
     """Words and address, as seen from the report, of the files in a folder of results."""
-    return tuple((words, f"../{about.id}/{name}") for words, name in FILES.items() if (folder / name).is_file())
+    return tuple((words, f"{about.id}/{name}") for words, name in FILES.items() if (folder / name).is_file())
 
 
 def main_figure(folder: Path, meta: Meta) -> str | None:
@@ -137,12 +143,12 @@ def render(template: str, target: Path, **values: object) -> None:
 
 
 def three_digits(number: float) -> str:
-    """A number to read: 0.0123, 1.23, 1,234, 12,300, 82,600,000, 1.23e-07; – for none."""
+    """A number to read: 0.0123, 1.23, 1,234, 12,300, 82,600,000, 1.86e+14, 1.23e-07; – for none."""
     if math.isnan(number):
         return NOTHING
     if 100 <= abs(number) < 10_000:
         return f"{number:,.0f}"
-    return f"{float(f'{number:.3g}'):,.0f}" if abs(number) >= 100 else f"{number:.3g}"
+    return f"{float(f'{number:.3g}'):,.0f}" if 100 <= abs(number) < 1e9 else f"{number:.3g}"
 
 
 def cell(value: object) -> str:
@@ -152,8 +158,8 @@ def cell(value: object) -> str:
     return three_digits(value) if isinstance(value, float) else str(value)
 
 
-def _cells(book: dict) -> str:
-    """All cells but the parameters', which the header shows; code folded."""
+def _cells(book: dict, figure: str | None, slack: int) -> str:
+    """All cells but the parameters', which the header shows as it does the `figure`; code folded."""
     import nbformat
     from nbconvert import HTMLExporter
 
@@ -168,17 +174,43 @@ def _cells(book: dict) -> str:
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = MATHS.sub(_mathml, cell.source)
-        cell.outputs = _without_bars(cell.get("outputs", []))
+        cell.outputs = _to_read(cell.get("outputs", []))
+    if figure:
+        _leave_out(figure, [output for cell in notebook.cells for output in cell.outputs], slack)
     exporter = HTMLExporter(template_name="notebook", extra_template_basedirs=[str(TEMPLATES)])
     return IMAGE.sub(ENLARGED, exporter.from_notebook_node(notebook)[0])
 
 
-def _without_bars(outputs: list) -> list:
-    """A cell's outputs without the progress bars on stderr. Their updates may be outputs of their own."""
+def _to_read(outputs: list) -> list:
+    """A cell's outputs without progress bars on stderr, whose updates may be outputs of their own, and objects."""
     for output in outputs:
         if output.get("name") == "stderr":
             output.text = BAR.sub("", output.text)
-    return [output for output in outputs if output.get("name") != "stderr" or output.text.strip()]
+    return [
+        output
+        for output in outputs
+        if (output.get("name") != "stderr" or output.text.strip())
+        and not (set(output.get("data", {})) == {"text/plain"} and OBJECT.search(output.data["text/plain"]))
+    ]
+
+
+def _leave_out(figure: str, outputs: list, slack: int) -> None:
+    """Put words in the place of the output that shows a figure: the nearest to it in size, within `slack` pixels."""
+    width, height = _size(figure.removeprefix(PNG))
+    off = {}
+    for place, output in enumerate(outputs):
+        if image := output.get("data", {}).get("image/png"):
+            shown = _size(image)
+            off[place] = min(abs(scale * shown[0] - width) + abs(scale * shown[1] - height) for scale in (1, SHARPER))
+    if off and min(off.values()) <= slack:
+        nearest = outputs[min(off, key=off.__getitem__)]
+        nearest.data = {"text/html": ABOVE}
+
+
+def _size(image: str) -> tuple[int, int]:
+    """Width and height of a PNG in base64."""
+    start = base64.b64decode("".join(image.split())[:32])
+    return int.from_bytes(start[16:20]), int.from_bytes(start[20:24])
 
 
 def _mathml(match: re.Match) -> str:

@@ -1,16 +1,22 @@
-"""The HTML report: an index of all systems, figures and tables, readable from `file://` offline, and their pages."""
+"""The HTML report: five findings, all figures and tables as cards, and their pages, readable from `file://` offline.
 
+The folder of a report has copies of all files that its pages link: it can be moved, packed and mailed.
+"""
+
+import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from toolkit import paths
+from toolkit.errors import UserError
 from toolkit.evidence.catalogue import Notebook, explorers, notebooks
+from toolkit.evidence.cite import read_names, read_table, value
 from toolkit.evidence.literature import PAPERS, Paper
 from toolkit.evidence.meta import HEADLINES, Meta, read_meta
 from toolkit.evidence.page import (
-    file_links,
+    FILES,
     last_image,
     main_figure,
     matching_presets,
@@ -20,10 +26,13 @@ from toolkit.evidence.page import (
     write_page,
 )
 from toolkit.evidence.tables import comparisons, score_table, write_tables
-from toolkit.files import make_folder
+from toolkit.files import disk_trouble_told, make_folder
 from toolkit.measure.disturbance import disturbance_words
+from toolkit.records import load_yaml
 
+EVIDENCE = re.compile(r"evidence=(\w+)")  # in the address of a finding's number
 BEYOND = "beyond"  # among `PAPERS`: what is asked beyond the papers
+NUMBERS = ("claim", "here", "bytes", "rival", "price")  # of a finding: the cells `<paper>-claim`, ...
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,6 @@ class Entry:
     page: str | None = None
     picture: str | None = None
     seconds: float | None = None
-    files: tuple[tuple[str, str], ...] = ()
 
 
 def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False, running: bool = False) -> Path:
@@ -69,43 +77,96 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False, running
     folder = paths.results_dir() / "report"
     make_folder(folder)
     entries = [_entry(about, outcomes.get(about.id, Outcome()), folder, rebuild) for about in notebooks().values()]
-    elsewhere = _grids()
-    wanted = {entry.page for entry in entries} | {"index.html", *(address for _, address in elsewhere)}
+    wanted = {entry.page for entry in entries} | {"index.html"}
     for old in folder.glob("*.html"):
         if old.name not in wanted:
             old.unlink()
     index = folder / "index.html"
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
-        groups.setdefault(entry.about.paper, []).append(entry)
+        if not _is_missing(entry):
+            groups.setdefault(entry.about.paper, []).append(entry)
+    drawn = {about.id: about for about in explorers().values() if carry([_executed(about)], folder / about.id)}
+    undrawn = [(about, "not drawn yet") for id, about in explorers().items() if id not in drawn]
     render(
         "index.html",
         index,
-        systems=[(id, paper, _counted(groups.get(id, [])), _statements(entries, id)) for id, paper in PAPERS.items()],
+        findings=_or_nothing(lambda: _findings(entries)),
         scores=_or_nothing(lambda: score_table(comparisons(paths.results_dir())).to_dict("records")),
         names={id: paper.name for id, paper in PAPERS.items()},
-        groups=[(id, PAPERS.get(id, Paper("")), group) for id, group in groups.items()],
+        groups=[(id, PAPERS.get(id, Paper("")), _statements(entries, id), group) for id, group in groups.items()],
+        not_run=[(entry.about, entry.note) for entry in entries if _is_missing(entry)] + undrawn,
         tally=_tally(entries),
-        tables=[] if running else _or_nothing(lambda: sorted(write_tables(paths.results_dir()).glob("*.csv"))),
+        tables=[] if running else _or_nothing(lambda: _tables(folder)),
         circumstances=_circumstances(entries),
-        elsewhere=elsewhere,
-        explorers=[_explorer(about) for about in explorers().values()],
+        elsewhere=[] if running else _grids(folder),
+        explorers=[
+            (about, last_image(read_book(_executed(about))), f"{id}/{_executed(about).name}")
+            for id, about in drawn.items()
+        ],
     )
     return index
 
 
-def _grids() -> list[tuple[str, str]]:
-    """Words and address of a link to each grid."""
-    pages = sorted(paths.grid_dir("").glob("*/report/index.html"))
+def pack(report: Path) -> Path:
+    """Pack the folder of a report as a zip beside it; return the zip. Raises `UserError` for trouble with the disk."""
+    target = report.with_suffix(".zip")
+    with disk_trouble_told(target):
+        made = shutil.make_archive(str(report.with_name(f".{report.name}")), "zip", report.parent, report.name)
+        return Path(made).replace(target)
+
+
+def carry(files: Iterable[Path], folder: Path) -> list[Path]:
+    """Copy files that are there into a folder of the report, unless it has them; return them as they lie there."""
+    present = [(file, folder / file.name) for file in files if file.is_file()]
+    for file, target in present:
+        if not target.is_file() or target.stat().st_mtime_ns != file.stat().st_mtime_ns:
+            shutil.copy2(file, make_folder(folder) / file.name)
+    return [target for _, target in present]
+
+
+def _findings(entries: Sequence[Entry]) -> list[dict]:
+    """The rows of `data/findings.yaml`, each with its notebook's entry, its evidence, and its numbers as texts."""
+    read_table.cache_clear()  # a sweep has written tables since
+    names, by_id = {**read_names(), "machine": "."}, {entry.about.id: entry for entry in entries}
     return [
-        (f"Grid: {page.parts[-3].replace('+', ', ')}", f"../grid/{page.parts[-3]}/report/index.html") for page in pages
+        finding
+        | {"paper": paper, "entry": by_id[finding["notebook"]]}
+        | {"evidence": EVIDENCE.search(names[f"{paper}-here"])[1]}  # type: ignore[index]  # a test holds it to that
+        | {"numbers": {kind: _number(f"{paper}-{kind}", names) for kind in NUMBERS}}
+        for paper, finding in load_yaml(paths.root() / "data" / "findings.yaml").items()
     ]
 
 
-def _explorer(about: Notebook) -> tuple[Notebook, str | None, str | None]:
-    """An explorer, its still picture and the address of the notebook with it, as far as it was drawn."""
-    executed = paths.results_dir() / about.id / "notebook.ipynb"
-    return about, last_image(read_book(executed)), f"../{about.id}/{executed.name}" if executed.is_file() else None
+def _number(cell: str, names: Mapping[str, str]) -> str | None:
+    """The text of a cell of these results; None if they do not have it."""
+    try:
+        return value(cell, paths.results_dir(), names)
+    except (UserError, OSError, ValueError, TypeError):  # not run, or a table of an older version
+        return None
+
+
+def _is_missing(entry: Entry) -> bool:
+    return entry.status == "not run"
+
+
+def _tables(folder: Path) -> list[Path]:
+    """The tables over all notebooks, as seen from the report."""
+    made = sorted(write_tables(paths.results_dir()).glob("*.csv"))
+    return [file.relative_to(folder) for file in carry(made, folder / "tables")]
+
+
+def _grids(folder: Path) -> list[tuple[str, str]]:
+    """Words and address of each grid's report, which is copied into this one."""
+    shutil.rmtree(folder / "grid", ignore_errors=True)
+    names = [page.parts[-3] for page in sorted(paths.grid_dir("").glob("*/report/index.html"))]
+    for name in names:
+        shutil.copytree(paths.grid_dir(name) / "report", folder / "grid" / name)
+    return [(f"Grid: {name.replace('+', ', ')}", f"grid/{name}/index.html") for name in names]
+
+
+def _executed(about: Notebook) -> Path:
+    return paths.results_dir() / about.id / "notebook.ipynb"
 
 
 def _entry(about: Notebook, outcome: Outcome, folder: Path, rebuild: bool) -> Entry:
@@ -128,7 +189,6 @@ def _read_entry(about: Notebook, outcome: Outcome, folder: Path, rebuild: bool) 
         publish_page(about, executed, folder, rebuild, outcome.error if outcome.failed else None),
         None if meta.card else main_figure(results, meta),
         meta.wall_s if outcome.seconds is None else outcome.seconds,
-        file_links(results, about),
     )
 
 
@@ -143,7 +203,7 @@ def _status(about: Notebook, results: Path, meta: Meta, outcome: Outcome) -> tup
 
 
 def publish_page(about: Notebook, executed: Path, folder: Path, rebuild: bool, error: str | None) -> str | None:
-    """Copy a notebook's page into the report; its name there, or None for one that has not run."""
+    """Copy a notebook's page and the files that it links; the page's name, or None for one that has not run."""
     source = executed.with_suffix(".html") if executed.name != "notebook.ipynb" else executed.with_name("page.html")
     page = folder / (about.id.replace("/", "-") + ".html")
     if executed.is_file() and (rebuild or not source.is_file()):
@@ -151,13 +211,10 @@ def publish_page(about: Notebook, executed: Path, folder: Path, rebuild: bool, e
     elif source.is_file():
         shutil.copyfile(source, page)
     else:
+        shutil.rmtree(folder / about.id, ignore_errors=True)
         return None
+    carry((paths.results_dir() / about.id / name for name in FILES.values()), folder / about.id)
     return page.name
-
-
-def _counted(entries: Sequence[Entry]) -> tuple[int, int]:
-    """How many notebooks have results, of how many."""
-    return sum(entry.status in ("done", "out of date") for entry in entries), len(entries)
 
 
 def _statements(entries: Sequence[Entry], system: str) -> dict[str, list[Entry]]:

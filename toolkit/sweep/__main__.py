@@ -49,13 +49,15 @@ def _main(arguments: list[str] | None) -> int:
     profile = find_profile(options.profile, _called_from()) if options.profile else None
     if grid:
         os.environ["TOOLKIT_RESULTS_DIR"] = str(paths.grid_dir(grid.name))
-    if not (options.dry_run or options.report_only):
+    only_report = options.report_only or options.report_zip
+    if not (options.dry_run or only_report):
         print("reading the notebooks and the modules that they use", flush=True)
     jobs = make_jobs(options.only, options.preset or "standard", _settings(options), options.jobs, grid)
     names = _check_names([job for job in jobs if not job.is_fresh()])
     if options.dry_run:
         print(_forecast(jobs))
         return 0
+    from toolkit.evidence.report import pack
     from toolkit.sweep import driver
 
     write = driver.write_report
@@ -63,8 +65,9 @@ def _main(arguments: list[str] | None) -> int:
         from toolkit.sweep import grid_report  # with what draws
 
         write = partial(grid_report.write_report, grid)
-    if options.report_only:
-        print(f"report: {write(jobs if grid else _of_any_preset(jobs, options), rebuild=True)}")
+    if only_report:
+        index = write(jobs if grid else _of_any_preset(jobs, options), rebuild=True)
+        print(f"report: {pack(index.parent) if options.report_zip else index}")
         return 0
     _fetch(names)
     return driver.run(jobs, options.jobs, profile, write)
@@ -189,6 +192,7 @@ def _parser() -> Parser:
     add("--list", action="store_true", help="print the notebooks there are, and stop")
     add("--dry-run", action="store_true", help="print what would run with which parameters, and stop")
     add("--report-only", action="store_true", help="write the report anew from the results there are, and stop")
+    add("--report-zip", action="store_true", help="the same as one file to mail, report.zip, with all pages and tables")
     told = "remove what the cache keeps, least recently used first, until GB are left, and stop; 0 removes all"
     add("--clean", metavar="GB", help=told)
     add(

@@ -15,7 +15,7 @@ from toolkit import paths
 from toolkit.evidence.figures import COLUMN_IN, save_figure, use_style
 from toolkit.evidence.meta import read_meta
 from toolkit.evidence.page import png_uri, render
-from toolkit.evidence.report import publish_page
+from toolkit.evidence.report import carry, publish_page
 from toolkit.evidence.tables import combined_tables
 from toolkit.files import make_folder, write_csv
 from toolkit.sweep import driver, state
@@ -34,6 +34,7 @@ def write_report(grid: ParameterGrid, jobs: list[Job], rebuild: bool = False, ru
     folder = make_folder(results / "report")
     numbers = numbers_table(grid, jobs)
     write_csv(results / "grid.csv", numbers)
+    carry([results / "grid.csv"], folder)
     if not running:
         for name, table in grid_tables(grid, jobs).items():
             write_csv(make_folder(results / "tables") / f"{name}.csv", table)
@@ -47,7 +48,7 @@ def write_report(grid: ParameterGrid, jobs: list[Job], rebuild: bool = False, ru
         columns=[name for name in numbers if name not in ("point", "error")],
         rows=[(row, pages[row["notebook"], row["point"]]) for row in numbers.to_dict("records")],
         pictures=_draw(grid, numbers, results / "figures"),
-        tables=sorted(file.name for file in (results / "tables").glob("*.csv")),
+        tables=[file.name for file in carry(sorted((results / "tables").glob("*.csv")), folder / "tables")],
     )
     return folder / "index.html"
 
