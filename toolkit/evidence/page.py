@@ -24,7 +24,7 @@ from toolkit.measure.disturbance import disturbance_words
 NOTHING = "–"
 PNG = "data:image/png;base64,"
 SHARPER = 2  # pixels of a saved figure to one of the shown figure: `savefig.dpi` over `figure.dpi` in `use_style`
-ALIKE, NOTED = 30, 150  # pixels by which the two may differ; where a note on other work was written above the saved one
+ALIKE = 150  # of its pixels, by which the two may differ: a note may have been written above the saved one
 ABOVE = '<p class="small muted">The figure stands on top of this page.</p>'
 OBJECT = re.compile(r"<[\w.]+[^>]* at 0x[0-9a-f]+>|\bText\(-?[\d.]+, ")  # Python's words for an artist of matplotlib
 TEMPLATES = Path(__file__).with_name("templates")
@@ -49,7 +49,7 @@ def write_page(executed: Path, page: Path, about: Notebook, error: str | None = 
     meta, book = read_meta(executed.parent), read_book(executed)
     figure = main_figure(executed.parent, meta) or last_image(book)
     try:
-        body, problem = _cells(book, figure, NOTED if meta.disturbed["rows"] else ALIKE), None
+        body, problem = _cells(book, figure), None
     except Exception as raised:  # whatever a notebook holds, the sweep and its report go on
         body, problem = "", f"{type(raised).__name__}: {raised}"
     render(
@@ -158,7 +158,7 @@ def cell(value: object) -> str:
     return three_digits(value) if isinstance(value, float) else str(value)
 
 
-def _cells(book: dict, figure: str | None, slack: int) -> str:
+def _cells(book: dict, figure: str | None) -> str:
     """All cells but the parameters', which the header shows as it does the `figure`; code folded."""
     import nbformat
     from nbconvert import HTMLExporter
@@ -176,7 +176,7 @@ def _cells(book: dict, figure: str | None, slack: int) -> str:
             cell.source = MATHS.sub(_mathml, cell.source)
         cell.outputs = _to_read(cell.get("outputs", []))
     if figure:
-        _leave_out(figure, [output for cell in notebook.cells for output in cell.outputs], slack)
+        _leave_out(figure, [output for cell in notebook.cells for output in cell.outputs])
     exporter = HTMLExporter(template_name="notebook", extra_template_basedirs=[str(TEMPLATES)])
     return IMAGE.sub(ENLARGED, exporter.from_notebook_node(notebook)[0])
 
@@ -194,15 +194,15 @@ def _to_read(outputs: list) -> list:
     ]
 
 
-def _leave_out(figure: str, outputs: list, slack: int) -> None:
-    """Put words in the place of the output that shows a figure: the nearest to it in size, within `slack` pixels."""
+def _leave_out(figure: str, outputs: list) -> None:
+    """Put words in the place of the output that shows a figure: the nearest to it in size, within `ALIKE`."""
     width, height = _size(figure.removeprefix(PNG))
     off = {}
     for place, output in enumerate(outputs):
         if image := output.get("data", {}).get("image/png"):
             shown = _size(image)
             off[place] = min(abs(scale * shown[0] - width) + abs(scale * shown[1] - height) for scale in (1, SHARPER))
-    if off and min(off.values()) <= slack:
+    if off and min(off.values()) <= ALIKE:
         nearest = outputs[min(off, key=off.__getitem__)]
         nearest.data = {"text/html": ABOVE}
 
