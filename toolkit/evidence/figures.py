@@ -149,14 +149,16 @@ def is_fitted(comparison: pd.DataFrame) -> pd.Series:
 
 
 def claim_labels(comparison: pd.DataFrame) -> list[str]:
-    """The subject of each claim, in lines for an axis: its quantity, and its conditions but those that most share."""
+    """The subject of each claim, in lines for an axis: its quantity and conditions, but those that most share."""
     words = [BOUND.sub("", CLAUSES.split(text)[0]).split(", ") for text in comparison["conditions"]]
     count = Counter(clause for each in words for clause in set(each))
-    most = SHARED * len(words) if comparison["claim"].nunique() > 1 else len(words)
+    several = comparison["claim"].nunique() > 1
+    most = SHARED * len(words) if several else len(words)
     rests = [", ".join(clause for clause in each if count[clause] <= most) for each in words]
     bounds = [f" ({found[1]})" if (found := BOUND.match(text)) else "" for text in comparison["conditions"]]
-    subjects = zip(comparison["quantity"], bounds, rests, strict=True)
-    return [textwrap.fill(f"{name}{bound}: {rest}".removesuffix(": "), LABEL_WIDTH) for name, bound, rest in subjects]
+    same = several and comparison["quantity"].nunique() == 1
+    subjects = zip([""] * len(words) if same else comparison["quantity"], bounds, rests, strict=True)
+    return [textwrap.fill(f"{name}{bound}: {rest}".strip(": "), LABEL_WIDTH) for name, bound, rest in subjects]
 
 
 def value_bars(axes: Axes, table: pd.DataFrame, value: str, labels: Sequence[str], faces: Sequence) -> None:
@@ -204,7 +206,8 @@ def comparison_bars(axes: Axes, comparison: pd.DataFrame, colour: str = "C0") ->
     rows = comparison.assign(fitted=is_fitted(comparison))
     value_bars(axes, rows, "ours", claim_labels(comparison), [colour] * len(rows))
     axes.tick_params("y", labelsize=7.5)
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1))  # above the bars, beside the title
+    keys = [*axes.get_legend_handles_labels()[0], *[FITTED] * bool(rows["fitted"].any())]
+    axes.legend(handles=keys, loc="lower right", bbox_to_anchor=(1, 1))  # above the bars, beside the title
 
 
 def ratio_panels(table: pd.DataFrame, value: str, xlabel: str) -> Figure:
@@ -375,7 +378,8 @@ def published_ratios(axes: Axes, ratios: pd.DataFrame, first: str) -> None:
     machine = (", " + ratios["profile"]).where(ratios["profile"] != first, "")
     conditions = [CLAUSES.split(words)[0] for words in ratios["conditions"]] + machine
     comparison_bars(axes, ratios.assign(conditions=conditions), colour="0.65")  # no stage's colour
-    axes.set(xlabel="ratio")
+    quantities = set(ratios["quantity"])
+    axes.set(xlabel=quantities.pop() if len(quantities) == 1 else "ratio")
     axes.set_title("beside the published ratios", loc="right")
     axes.axvline(1, color="gray", linewidth=0.8, linestyle=":")
     axes.get_legend().remove()
