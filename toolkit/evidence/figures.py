@@ -56,7 +56,7 @@ SUMS = ("transfer", "total")  # of stages
 HATCHES = {"measured": "", "modelled": "///"}  # and none where published
 MARKERS = {"measured": "o", "modelled": "o", "published": "D"}
 BAR_IN, FRAME_IN = 0.29, 0.55  # height of a bar, and of what stands around a panel
-CLAIM = 1.3  # bars that a claim with its long name takes
+CLAIM = 1.5  # bars that a claim with its long name takes
 RATIOS = ("ratio", "speedup")
 OVERLAPPING = 0.99  # a total below this share of its stages together
 OVERLAPPED = "total, where stages overlap"
@@ -158,7 +158,8 @@ def claim_labels(comparison: pd.DataFrame) -> list[str]:
     bounds = [f" ({found[1]})" if (found := BOUND.match(text)) else "" for text in comparison["conditions"]]
     same = several and comparison["quantity"].nunique() == 1
     subjects = zip([""] * len(words) if same else comparison["quantity"], bounds, rests, strict=True)
-    return [textwrap.fill(f"{name}{bound}: {rest}".strip(": "), LABEL_WIDTH) for name, bound, rest in subjects]
+    labels = [f"{name}{bound}: {rest}".strip(": ") for name, bound, rest in subjects]
+    return [textwrap.fill(label, LABEL_WIDTH, break_on_hyphens=False) for label in labels]
 
 
 def value_bars(axes: Axes, table: pd.DataFrame, value: str, labels: Sequence[str], faces: Sequence) -> None:
