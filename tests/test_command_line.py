@@ -257,7 +257,7 @@ def test_a_mixture_is_packed_by_expert_and_run_without_a_flag(model, tmp_path, c
         assert main([*command, *more, "--out", str(folder)]) == 0
         assert "experts" in capfd.readouterr().out
         texts = set()
-        for limit in ([], ["--dram", "60MB"]):
+        for limit in ([], ["--dram", "60MB"], ["--dram", "60MB", "--residency", "lfu"]):
             assert main(run_command(folder, *limit)) == 0
             found = capfd.readouterr()
             assert "% of the experts were there when needed" in found.err

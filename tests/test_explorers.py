@@ -19,6 +19,7 @@ from toolkit.evidence.interactive import STILL
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.models.cutting import ENTRY, cut_for_good
 from toolkit.models.plain import plain
+from toolkit.policies.residencies import RESIDENCIES, Lru
 
 FOLDER = paths.root() / "notebooks" / "explore"
 FILES = sorted(FOLDER.glob("*.ipynb"))
@@ -90,6 +91,8 @@ def test_layers_that_do_not_fit_are_read_from_the_disk(timeline, in_memory):
 def test_this_machine_is_a_machine_among_the_others_and_needs_no_gpu(timeline, in_memory):
     sentence, controls = moved(timeline, model="opt-1.3b", machine="this-machine"), timeline.controls
     assert controls["device"].value == "cpu"
+    assert controls["device_gb"].disabled
+    assert not controls["dram_gb"].disabled
     assert controls["dram_gb_s"].value == profile("endor-rtx4080").dram.bandwidth_gb_s
     assert "*Machine:* a CPU (no number of its own: " in sentence
     assert "**Not possible:** this-machine has no GPU" in moved(timeline, device="gpu")
@@ -163,7 +166,8 @@ def tiny(monkeypatch, one_thread):
     monkeypatch.setattr(quality, "load_tokens", lambda corpus, tokenizer, split: torch.arange(600) * 7 % WORDS)
 
 
-def test_neurons_and_experts_of_a_sentence(tiny):
+def test_neurons_and_experts_of_a_sentence(tiny, monkeypatch):
+    monkeypatch.setitem(RESIDENCIES, "of_ones_own", Lru)
     explorer = run("neurons_and_experts")
     view = explorer.view
     _, samples = explorer.recorded("neurons", explorer.text.value, explorer.more.value)
@@ -178,7 +182,7 @@ def test_neurons_and_experts_of_a_sentence(tiny):
     everything = moved(view, memory=1.0, window=32)
     assert "memory for 256 neurons" in everything
     first_used = torch.cummax(active.int(), 0).values.diff(dim=0).sum(1).float().mean()
-    for policy in ("lru", "belady"):
+    for policy in ("lru", "belady", "of ones own"):
         assert f"{policy} {first_used:,.1f}" in everything  # with room for all, a neuron is loaded once
 
 
@@ -190,7 +194,7 @@ def test_another_sentence_and_the_other_model(tiny):
     explorer.button.click()
     assert f"`{''.join(chr(97 + ord(letter) % WORDS % 26) for letter in explorer.text.value)}`" in view.sentence
     explorer.kind.value = "experts"
-    assert view.controls["predictor"].options == ("next_layer", "copy_last", "token_state")
+    assert view.controls["predictor"].options == ("next_layer", "all", "copy_last", "nothing", "token_state")
     assert "a token uses 2 of 4 experts in this layer (50.0%)" in view.sentence
     assert "needed 2.0" in view.sentence
     assert not explorer.button.disabled

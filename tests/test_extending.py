@@ -19,7 +19,7 @@ from toolkit import paths
 from toolkit.__main__ import main
 from toolkit.commands.packers import PACKERS
 from toolkit.errors import UserError
-from toolkit.evidence.interactive import Interactive
+from toolkit.evidence.interactive import Interactive, stage
 from toolkit.formats import FORMATS, decode, encode
 from toolkit.formats.packed import DTYPES
 from toolkit.measure.contestant import Decoding
@@ -114,7 +114,7 @@ def test_the_predictor_counts_in_samples_and_is_kept_in_files(monkeypatch, tmp_p
 
 
 def test_the_explorer_follows_its_slider():
-    view = example("view", Figure=Figure, FloatSlider=FloatSlider, Interactive=Interactive)
+    view = example("view", Figure=Figure, FloatSlider=FloatSlider, Interactive=Interactive, here=stage())
     assert view.sentence == "**50%** zeros, modelled"
     view.controls["sparsity"].value = 0.75
     assert view.sentence == "**75%** zeros, modelled"

@@ -68,6 +68,11 @@ def model_results_dir(model: str) -> Path:
     return results_dir() / "models" / ("-".join(parts) or "here")
 
 
+def variant_dir(name: str) -> Path:
+    """Results and report of a sweep with parameters that the user set, apart from those of the notebooks' own."""
+    return results_dir() / "variants" / name
+
+
 def grid_dir(name: str) -> Path:
     """Results of a grid of parameters, apart from those of single runs."""
     return results_dir() / "grid" / name

@@ -1,11 +1,12 @@
-"""Progress bars of long work, on stderr: plain text, so that terminals, notebooks and the sweep's log all show them.
+"""Progress bars of long work: plain text on stderr, so that terminals and the sweep's log show them.
 
 with progress("pruning by wanda", len(blocks), "blocks") as bar:
     for block in blocks:
         ...
         bar.update()
 
-`TOOLKIT_PROGRESS=0` turns them off, as does tqdm's own `TQDM_DISABLE=1`.
+In JupyterLab they go to stdout: a cleared bar on stderr leaves a pink area there. `TOOLKIT_PROGRESS=0` turns them off,
+as does tqdm's own `TQDM_DISABLE=1`.
 """
 
 import contextlib
@@ -23,6 +24,16 @@ DELAY_S = 1  # shorter work shows nothing
 _only = threading.Lock()  # whoever holds it shows the bar; bars inside this one, or beside it, stay silent
 
 
+def has_front_end() -> bool:
+    """Whether a person looks at this cell: the program that runs it takes questions of the kernel to its user.
+
+    JupyterLab and editors do. papermill and nbconvert, which only run cells, say with each cell that they do not.
+    """
+    ipython = sys.modules.get("IPython")  # without it there is no kernel
+    kernel = getattr(ipython.get_ipython(), "kernel", None) if ipython else None
+    return kernel is not None and bool(kernel.get_parent("shell").get("content", {}).get("allow_stdin"))
+
+
 class _Bar(tqdm):
     monitor_interval = 0  # no thread of its own beside what is timed
 
@@ -36,7 +47,8 @@ def progress(description: str, total: int | None, unit: str) -> Iterator[tqdm]:
     """
     shown = _only.acquire(blocking=False)
     off = {} if shown and os.environ.get(SWITCH) != "0" else {"disable": True}  # without it TQDM_DISABLE decides
-    terminal = sys.stderr.isatty()
+    sink = sys.stdout if has_front_end() else sys.stderr
+    terminal = sink.isatty()
     counted = "{n_fmt}" if total is None else "{n_fmt}/{total_fmt}"
     shape = "" if total is None else "|{bar:20}| "
     clock = "[{elapsed}]" if total is None else "[{elapsed}<{remaining}]"
@@ -45,7 +57,7 @@ def progress(description: str, total: int | None, unit: str) -> Iterator[tqdm]:
             desc=description,
             total=total,
             bar_format=f"{{desc}}: {counted} {unit} {shape}{clock}",
-            file=sys.stderr,
+            file=sink,
             mininterval=TERMINAL_S if terminal else ELSEWHERE_S,
             miniters=1,
             delay=DELAY_S,

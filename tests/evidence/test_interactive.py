@@ -5,8 +5,8 @@ from ipywidgets import IntSlider
 from matplotlib.figure import Figure
 
 from toolkit.errors import UserError
-from toolkit.evidence import interactive
 from toolkit.evidence.interactive import Interactive
+from toolkit.progress import has_front_end
 
 
 @pytest.fixture
@@ -55,6 +55,6 @@ def test_a_front_end_is_one_that_can_ask_its_user(monkeypatch, content, expected
         class kernel:
             get_parent = staticmethod(lambda channel: {"content": content})
 
-    assert not interactive.has_front_end()  # there is no kernel here
-    monkeypatch.setattr(interactive, "get_ipython", lambda: Shell)
-    assert interactive.has_front_end() == expected
+    assert not has_front_end()  # there is no kernel here
+    monkeypatch.setattr("IPython.get_ipython", lambda: Shell)
+    assert has_front_end() == expected

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -92,8 +93,12 @@ def test_the_lab_opens_the_copies_and_takes_further_options(checkout, monkeypatc
         assert f"--ServerApp.root_dir={(checkout.root / root).resolve()}" in arguments
         assert f"--LabApp.default_url={url}" in arguments
         assert arguments[-3:] == ["--no-browser", "--port", "8899"]
-        contents = nbformat.read(checkout.root / results / "lab" / "contents.ipynb", as_version=4).cells[0].source
-        assert "| [a](toy/a.ipynb) | a? | – |" in contents
+        book = nbformat.read(checkout.root / results / "lab" / "contents.ipynb", as_version=4)
+        assert book.metadata["kernelspec"]["name"] == "python3"  # the Lab asks for a kernel otherwise
+        folder = Path(next(each for each in arguments if "app_settings_dir" in each).partition("=")[2])
+        assert '"fetchNews": "false"' in (folder / "overrides.json").read_text()
+        contents = book.cells[0].source
+        assert "| [a](toy/a.ipynb) | – | a? |" in contents
 
 
 def test_explorers_are_copied_as_they_are_and_listed_first(checkout, monkeypatch):
@@ -104,7 +109,7 @@ def test_explorers_are_copied_as_they_are_and_listed_first(checkout, monkeypatch
     assert parameters(copy) == "dial = 1"
     contents = nbformat.read(checkout.results / "lab" / "contents.ipynb", as_version=4).cells[0].source
     lines = [line for line in contents.splitlines() if line.startswith("| [")]
-    assert lines[0] == "| [Explore: dials](explore/dials.ipynb) | Which dials? | move sliders |"
+    assert lines[0] == "| [Explore: dials](explore/dials.ipynb) | sliders | Which dials? |"
     assert len(lines) == 3
 
 

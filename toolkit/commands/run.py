@@ -20,7 +20,16 @@ WHOLE_LAYERS = ("--compare", "--weights", "--reader kvikio", "--policy")  # opti
 READ_IN_PARTS = "holds {}, which the CPU reads and uses; leave it out"
 ABSENT = {  # by kind of folder: options that it does not have, and why
     "checkpoint": (
-        ("--compare", "--draft", "--format", "--dram", "--device-memory", "--weights packed", "--device"),
+        (
+            "--compare",
+            "--draft",
+            "--format",
+            "--dram",
+            "--device-memory",
+            "--weights packed",
+            "--device",
+            "--residency",
+        ),
         "is a checkpoint, which is loaded whole on the CPU; pack endor for it",
     ),
     "bundled": (WHOLE_LAYERS, READ_IN_PARTS.format("neurons")),
@@ -54,6 +63,7 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--format", help="one of those that were packed (default: endor, else the first by name)")
     parser.add_argument("--weights", choices=["decoded", "packed"], help="see below (default: decoded; spqr: packed)")
     parser.add_argument("--policy", default="pipelined", choices=POLICIES, help="default: pipelined")
+    parser.add_argument("--residency", metavar="NAME", help="which neurons or experts stay in memory: lru, lfu, ...")
     readers = "default: threads, or aio for neurons; kvikio reads straight into a GPU"
     parser.add_argument("--reader", choices=READERS, help=readers)
     parser.add_argument("--draft", type=Path, metavar="FOLDER2", help="a packed copy of the same model; see below")
@@ -111,8 +121,9 @@ def _check_kind(options: argparse.Namespace, kind: str) -> None:
         "--device": options.device != "cpu",
         "--reader kvikio": options.reader == "kvikio",
         "--policy": options.policy != "pipelined",
+        "--residency": options.residency,
     }
-    names, why = ABSENT.get(kind, ((), ""))
+    names, why = ABSENT.get(kind, (("--residency",), "holds whole layers, not neurons or experts; leave it out"))
     for name in names:
         if given[name]:
             raise UserError(f"{name}: {options.folder} {why}")

@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
-from toolkit.errors import UserError
+from toolkit.errors import UserError, unknown
 
 
 @contextmanager
@@ -24,12 +24,24 @@ def opened(options: Namespace, method: Callable[[], str] | None, budgets: Mappin
             from toolkit.offload.model import OffloadedModel
 
             settings = {name: getattr(options, name) for name in ("policy", "verify", "device", "reader")}
+            if options.residency:
+                settings["demand"] = _demand(options.residency)
             name, draft, limits = method() if method else None, None, dict(budgets)
             if options.draft:
                 draft, limits = stack.enter_context(_opened_draft(options, budgets)), {}
             model = OffloadedModel.open(options.folder, name, beside=draft, **limits, **settings)
             stack.enter_context(model)
         yield model, draft
+
+
+def _demand(name: str):
+    """Units stay by this policy. Raises `UserError` unless it is one that knows nothing beforehand."""
+    from toolkit.offload.options import Demand
+    from toolkit.policies.residencies import online, residency_of
+
+    if name not in online():
+        raise unknown("residency policy", name, online())
+    return Demand(residency=lambda layer, units, rows: residency_of(name, units, rows))
 
 
 def _opened_draft(options: Namespace, budgets: Mapping[str, int | None]):

@@ -110,6 +110,17 @@ def listing(books: Mapping[str, Notebook]) -> str:
     return "\n".join(f"{id:27} {book.question}" for id, book in books.items())
 
 
+def parameter_words(values: Mapping[str, object]) -> str:
+    """Parameters with their values, for a title: of a path its last part."""
+
+    def shown(value: object) -> str:
+        if isinstance(value, list):
+            return ", ".join(map(shown, value))
+        return Path(value).name if isinstance(value, str) and value.startswith("/") else str(value)
+
+    return "; ".join(f"{name} {shown(value)}" for name, value in values.items())
+
+
 def find(id: str) -> Notebook:
     """The notebook of that id. Raises `UserError` that lists the ids there are."""
     known = notebooks()

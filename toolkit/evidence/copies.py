@@ -30,13 +30,14 @@ def copy_notebooks(folder: Path, preset: str = "standard") -> list[str]:
 
 
 def write_contents(folder: Path, preset: str, takes: Mapping[str, str]) -> Path:
-    """A notebook that lists the copies: title with a link, question, and how long each `takes` where that is known."""
-    lines = [f"# Notebooks, with preset {preset}", "", "| notebook | question | takes about |", "|---|---|---|"]
+    """A notebook that lists the copies: title with a link, how long each `takes` where that is known, and question."""
+    lines = [f"# Notebooks, with preset {preset}", "", "| notebook | takes about | question |", "|---|---|---|"]
     for each in _every():
-        time = "move sliders" if each.interactive else takes.get(each.id, "–")
-        lines.append(f"| [{each.title}]({quote(each.id)}.ipynb) | {each.question} | {time} |")
+        time = "sliders" if each.interactive else takes.get(each.id, "–")
+        lines.append(f"| [{each.title}]({quote(each.id)}.ipynb) | {time} | {each.question} |")
     cell = {"cell_type": "markdown", "id": "contents", "metadata": {}, "source": "\n".join(lines)}
-    book = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}  # else the Lab asks
+    book = {"cells": [cell], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
     write_json(make_folder(folder) / paths.CONTENTS, book)
     return folder / paths.CONTENTS
 

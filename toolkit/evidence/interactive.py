@@ -1,26 +1,34 @@
 """A figure that follows controls in JupyterLab, and a still picture of it wherever nobody can move them.
 
+here = stage()                           # in the first cell, so that the controls are on top
+...
 view = Interactive(draw, sparsity=widgets.FloatSlider(0.5, min=0, max=1))   # draw(sparsity=0.5) -> figure, sentence
-view.show()
+view.show(stage=here)
 view.controls["sparsity"].value = 0.7    # draws again, in a test as well
 view.sentence, view.figure
 """
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 
-from IPython import get_ipython
 from IPython.display import DisplayHandle, Image, Markdown, display
 from ipywidgets import Box, Layout, ValueWidget, Widget
 from matplotlib.figure import Figure
 
 from toolkit.errors import UserError
 from toolkit.evidence.figures import use_style
+from toolkit.progress import has_front_end
 
 STILL = "*A still picture. The controls are there when this notebook runs in JupyterLab: `./papermill_runs.sh --lab`.*"
+READY = "*Controls and figure appear here once all cells have run.*"
 DPI = 100
+
+
+def stage() -> list[DisplayHandle]:
+    """Room in the output of this cell for controls, sentence and figure; none outside of IPython."""
+    return [handle for text in (READY, "", "") if (handle := display(Markdown(text), display_id=True))]
 
 
 class Interactive:
@@ -29,14 +37,20 @@ class Interactive:
     Args:
         draw: takes the value of each control by its name, and gives a figure and a sentence in Markdown. Figures made
             by `matplotlib.figure.Figure` go when the next one comes; those of pyplot stay in memory.
+        idle: takes the same values, and gives the names of the controls that do not apply to them: these are greyed.
         controls: by the names of draw's parameters.
 
     A `UserError` of draw becomes the sentence, and the figure before it stays.
     """
 
-    def __init__(self, draw: Callable[..., tuple[Figure, str]], **controls: ValueWidget):
+    def __init__(
+        self,
+        draw: Callable[..., tuple[Figure, str]],
+        idle: Callable[..., Collection[str]] = lambda **values: (),
+        **controls: ValueWidget,
+    ):
         use_style()
-        self.draw, self.controls = draw, controls
+        self.draw, self.idle, self.controls = draw, idle, controls
         self.figure, self.sentence = Figure(), ""
         self._shown: list[DisplayHandle] = []
         self._held = False
@@ -48,8 +62,12 @@ class Interactive:
         """Draw with the values that the controls have now."""
         if self._held:
             return
+        values = {name: each.value for name, each in self.controls.items()}
+        idle = self.idle(**values)
+        for name, control in self.controls.items():
+            control.disabled = name in idle
         try:
-            self.figure, self.sentence = self.draw(**{name: each.value for name, each in self.controls.items()})
+            self.figure, self.sentence = self.draw(**values)
         except UserError as error:
             self.sentence = f"**Not possible:** {error}"
         if self._shown:
@@ -66,29 +84,20 @@ class Interactive:
             self._held = False
         self.update()
 
-    def show(self, *widgets: Widget) -> None:
-        """Show the controls, or the widgets given in their place, and below them the sentence and the figure.
+    def show(self, widget: Widget | None = None, stage: Sequence[DisplayHandle] = ()) -> None:
+        """Show the controls, or the widget given in their place, and below them the sentence and the figure.
 
-        Without a front end there are no controls, and a line says so.
+        They appear on the `stage`, or else here. Without a front end there are no controls, and a line says so.
         """
-        if has_front_end():
-            display(*(widgets or [Box([*self.controls.values()], layout=Layout(flex_flow="row wrap"))]))
-        else:
-            display(Markdown(STILL))
-        handles = [display(content, display_id=True) for content in self._contents()]
-        self._shown = [handle for handle in handles if handle]  # none outside of IPython
+        controls = widget or Box([*self.controls.values()], layout=Layout(flex_flow="row wrap"))
+        contents = [controls if has_front_end() else Markdown(STILL), *self._contents()]
+        handles = stage or [display(content, display_id=True) for content in contents]
+        self._shown = [handle for handle in handles if handle][1:]  # none outside of IPython
+        for handle, content in zip(stage, contents, strict=False):
+            handle.update(content)
         gc.freeze()  # else Python looks through all that is loaded every few moves, for half a second
 
     def _contents(self) -> tuple[Markdown, Image]:
         picture = BytesIO()
         self.figure.savefig(picture, format="png", dpi=DPI, pil_kwargs={"compress_level": 1})  # the quickest
         return Markdown(self.sentence), Image(picture.getvalue())
-
-
-def has_front_end() -> bool:
-    """Whether a person may move controls: the program that runs this cell takes questions of the kernel to its user.
-
-    JupyterLab and editors do. papermill and nbconvert, which only run cells, say with each cell that they do not.
-    """
-    kernel = getattr(get_ipython(), "kernel", None)
-    return kernel is not None and bool(kernel.get_parent("shell").get("content", {}).get("allow_stdin"))

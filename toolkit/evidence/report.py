@@ -6,12 +6,12 @@ The folder of a report has copies of all files that its pages link: it can be mo
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from toolkit import paths
 from toolkit.errors import UserError
-from toolkit.evidence.catalogue import Notebook, explorers, notebooks
+from toolkit.evidence.catalogue import Notebook, explorers, notebooks, parameter_words
 from toolkit.evidence.cite import read_names, read_table, value
 from toolkit.evidence.literature import PAPERS, Paper
 from toolkit.evidence.meta import HEADLINES, Meta, read_meta
@@ -64,19 +64,35 @@ class Entry:
     page: str | None = None
     picture: str | None = None
     seconds: float | None = None
+    base: "Entry | None" = None
 
 
-def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False, running: bool = False) -> Path:
+@dataclass(frozen=True)
+class Variant:
+    """Results with parameters that the user `changed`; those in the folder `base` stand beside them."""
+
+    changed: Mapping[str, object]
+    base: Path
+
+
+def write_report(
+    outcomes: Mapping[str, Outcome], rebuild: bool = False, running: bool = False, variant: Variant | None = None
+) -> Path:
     """Write `results/report/`, the notebooks' pages and the index of all systems and figures; return the index.
 
     `outcomes` tells by id how each notebook's last run ended; one without an entry counts as fresh. `rebuild` converts
     the executed notebooks anew instead of taking the pages made when they ran. A notebook whose page or entry cannot be
     made is shown as such. While notebooks are `running`, the tables over all notebooks stay as they are: writing them
-    takes six times as long as the rest.
+    takes six times as long as the rest. The report of a `variant` has the notebooks with these parameters, each
+    beside the base, and neither findings nor scores, which are of the base.
     """
     folder = paths.results_dir() / "report"
     make_folder(folder)
-    entries = [_entry(about, outcomes.get(about.id, Outcome()), folder, rebuild) for about in notebooks().values()]
+    changed = variant.changed.keys() if variant else set()
+    books = [about for about in notebooks().values() if changed <= about.parameters.keys()]
+    entries = [_entry(about, outcomes.get(about.id, Outcome()), folder, rebuild) for about in books]
+    if variant:
+        entries = [replace(entry, base=_base(entry.about, variant.base)) for entry in entries]
     wanted = {entry.page for entry in entries} | {"index.html"}
     for old in folder.glob("*.html"):
         if old.name not in wanted:
@@ -86,20 +102,22 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False, running
     for entry in entries:
         if not _is_missing(entry):
             groups.setdefault(entry.about.paper, []).append(entry)
-    drawn = {about.id: about for about in explorers().values() if carry([_executed(about)], folder / about.id)}
-    undrawn = [(about, "not drawn yet") for id, about in explorers().items() if id not in drawn]
+    every = {} if variant else explorers()
+    drawn = {about.id: about for about in every.values() if carry([_executed(about)], folder / about.id)}
+    undrawn = [(about, "not drawn yet") for id, about in every.items() if id not in drawn]
     render(
         "index.html",
         index,
-        findings=_or_nothing(lambda: _findings(entries)),
-        scores=_or_nothing(lambda: score_table(comparisons(paths.results_dir())).to_dict("records")),
+        changed=parameter_words(variant.changed) if variant else None,
+        findings=[] if variant else _or_nothing(lambda: _findings(entries)),
+        scores=[] if variant else _or_nothing(lambda: score_table(comparisons(paths.results_dir())).to_dict("records")),
         names={id: paper.name for id, paper in PAPERS.items()},
         groups=[(id, PAPERS.get(id, Paper("")), _statements(entries, id), group) for id, group in groups.items()],
         not_run=[(entry.about, entry.note) for entry in entries if _is_missing(entry)] + undrawn,
         tally=_tally(entries),
         tables=[] if running else _or_nothing(lambda: _tables(folder)),
         circumstances=_circumstances(entries),
-        elsewhere=[] if running else _grids(folder),
+        elsewhere=[] if running else _elsewhere(folder),
         explorers=[
             (about, last_image(read_book(_executed(about))), f"{id}/{_executed(about).name}")
             for id, about in drawn.items()
@@ -156,13 +174,24 @@ def _tables(folder: Path) -> list[Path]:
     return [file.relative_to(folder) for file in carry(made, folder / "tables")]
 
 
-def _grids(folder: Path) -> list[tuple[str, str]]:
-    """Words and address of each grid's report, which is copied into this one."""
-    shutil.rmtree(folder / "grid", ignore_errors=True)
-    names = [page.parts[-3] for page in sorted(paths.grid_dir("").glob("*/report/index.html"))]
-    for name in names:
-        shutil.copytree(paths.grid_dir(name) / "report", folder / "grid" / name)
-    return [(f"Grid: {name.replace('+', ', ')}", f"grid/{name}/index.html") for name in names]
+def _elsewhere(folder: Path) -> list[tuple[str, str]]:
+    """Words and address of the reports on models, variants and grids, which are copied into this one."""
+    found = []
+    for kind, place in {"Model": paths.model_results_dir, "Variant": paths.variant_dir, "Grid": paths.grid_dir}.items():
+        several = place("x").parent
+        shutil.rmtree(folder / several.name, ignore_errors=True)
+        for page in sorted(several.glob("*/report/index.html")):
+            name = page.parts[-3]
+            shutil.copytree(page.parent, folder / several.name / name)
+            found.append((f"{kind}: {name.replace('+', ', ')}", f"{several.name}/{name}/index.html"))
+    return found
+
+
+def _base(about: Notebook, results: Path) -> Entry | None:
+    """The base's numbers or figure of a notebook; None where it has none."""
+    meta = read_meta(results / about.id)
+    picture = None if meta.card else main_figure(results / about.id, meta)
+    return Entry(about, "base", preset_words(matching_presets(about, meta)), meta, None, picture) if meta.id else None
 
 
 def _executed(about: Notebook) -> Path:

@@ -1,6 +1,7 @@
 """The residency policies, by name. Each decides which units go first when memory is full."""
 
 from collections.abc import Sequence
+from inspect import signature
 
 import numpy as np
 from jaxtyping import Float64, Int64, UInt8
@@ -217,6 +218,13 @@ RESIDENCIES: dict[str, type[Residency]] = {
 }
 
 
+def online() -> list[str]:
+    """The policies that know nothing beforehand: neither the tokens that come nor how often each unit is used."""
+    return [
+        name for name, kind in RESIDENCIES.items() if not {"future", "frequency"} & signature(kind).parameters.keys()
+    ]
+
+
 def residency_of(
     name: str,
     units: int,
@@ -225,18 +233,18 @@ def residency_of(
     frequency: Float64[np.ndarray, " units"] | None = None,
     window: int = 5,
 ) -> Residency:
-    """A policy by its name, with the knowledge of tokens that it needs.
+    """A policy by its name, with those of the settings below that its class takes.
 
     Args:
         units: neurons or experts of a layer.
         rows: units that memory holds.
-        needed: the units of each token, for "belady".
-        frequency: how often each unit is used, for "static".
-        window: tokens, for "window".
+        needed: the units of each token, for classes that take the `future`.
+        frequency: how often each unit is used, for classes that take it.
+        window: for classes that take a number of `tokens`.
 
     Raises `UserError` for an unknown policy.
     """
     if name not in RESIDENCIES:
         raise unknown("residency policy", name, RESIDENCIES)
-    settings = {"window": {"tokens": window}, "static": {"frequency": frequency}, "belady": {"future": needed}}
-    return RESIDENCIES[name](units, rows=rows, **settings.get(name, {}))
+    kind, settings = RESIDENCIES[name], {"tokens": window, "frequency": frequency, "future": needed}
+    return kind(units, rows=rows, **{key: settings[key] for key in settings.keys() & signature(kind).parameters.keys()})

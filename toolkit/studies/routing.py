@@ -12,7 +12,7 @@ from torch import Tensor
 from toolkit.cache import kept
 from toolkit.costs.replay import replay, units_of
 from toolkit.models.activation import activation_name
-from toolkit.policies.residencies import residency_of
+from toolkit.policies.residencies import RESIDENCIES, residency_of
 from toolkit.predictors import Samples
 from toolkit.predictors.next_layer import expert_samples, gate_limits
 from toolkit.sparsity.recording import record_routing
@@ -21,7 +21,7 @@ from toolkit.sparsity.trace import Trace
 from toolkit.studies.loaded import LOADING, loaded, tokens_of, weights_key
 from toolkit.studies.quality import EvaluationSettings
 
-POLICIES = ("lru", "lfu", "hot_table", "static", "random", "belady")  # of a cache by layer; there least stale is LRU
+POLICIES = tuple(name for name in RESIDENCIES if name not in ("window", "least_stale"))  # which is LRU in one layer
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from toolkit import cache, paths
 from toolkit.errors import Parser, UserError, run_command, whole
-from toolkit.evidence.catalogue import PRESETS, listing, notebooks
+from toolkit.evidence.catalogue import PRESETS, listing, notebooks, select
 from toolkit.files import disk_trouble_told
-from toolkit.sweep.grid import read_grid, read_value
+from toolkit.sweep.grid import ParameterGrid, read_grid, read_value, read_values
 from toolkit.sweep.plan import Job, cores, make_jobs
 from toolkit.sweep.profiles import find_profile
+
+FRESH = "fresh"  # the parameter that has measurements taken again: it makes no variant
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,8 +43,14 @@ def _main(arguments: list[str] | None) -> int:
         from toolkit.sweep import lab
 
         lab.start(for_lab, options.preset or "standard")
+    settings = _settings(options)
+    changed = {name: value for name, value in settings.items() if name != FRESH}
+    base = paths.results_dir()
     if options.model:
         os.environ["TOOLKIT_RESULTS_DIR"] = str(paths.model_results_dir(options.model))
+    if by_hand := {name: [value] for name, value in changed.items() if not (name == "model" and options.model)}:
+        base = paths.results_dir()
+        os.environ["TOOLKIT_RESULTS_DIR"] = str(paths.variant_dir(*ParameterGrid(by_hand).points))
     grid = read_grid(options.grid)
     if grid and "model" in grid.values:
         grid.values["model"] = [_model(name) if isinstance(name, str) else name for name in grid.values["model"]]
@@ -50,21 +58,22 @@ def _main(arguments: list[str] | None) -> int:
     if grid:
         os.environ["TOOLKIT_RESULTS_DIR"] = str(paths.grid_dir(grid.name))
     only_report = options.report_only or options.report_zip
-    if not (options.dry_run or only_report):
-        print("reading the notebooks and the modules that they use", flush=True)
-    jobs = make_jobs(options.only, options.preset or "standard", _settings(options), options.jobs, grid)
+    if not only_report:
+        many = f", a grid of {len(grid):,} points" if grid else ""
+        print(f"reading the notebooks and what they use: preset {options.preset or 'standard'}{many}", flush=True)
+    jobs = make_jobs(options.only, options.preset or "standard", settings, options.jobs, grid)
     names = _check_names([job for job in jobs if not job.is_fresh()])
     if options.dry_run:
         print(_forecast(jobs))
         return 0
-    from toolkit.evidence.report import pack
+    from toolkit.evidence.report import Variant, pack
     from toolkit.sweep import driver
 
-    write = driver.write_report
+    write = partial(driver.write_report, variant=Variant(changed, base)) if changed else driver.write_report
     if grid:
         from toolkit.sweep import grid_report  # with what draws
 
-        write = partial(grid_report.write_report, grid)
+        write = partial(grid_report.write_report, grid, changed)
     if only_report:
         index = write(jobs if grid else _of_any_preset(jobs, options), rebuild=True)
         print(f"report: {pack(index.parent) if options.report_zip else index}")
@@ -100,13 +109,21 @@ def _of_any_preset(jobs: list[Job], options: argparse.Namespace) -> list[Job]:
 
 
 def _settings(options: argparse.Namespace) -> dict[str, object]:
-    """`--set NAME=VALUE` and `--model ID` as parameters; a value that is not JSON is text."""
-    found = {}
+    """`--set NAME=VALUE` and `--model ID` as parameters; a value that is not JSON is text, or a list between commas.
+
+    Raises `UserError` for several values of a parameter that is a number.
+    """
+    known = [item for book in select(options.only) for item in book.parameters.items()]
+    found, kinds = {}, {name: type(default) for name, default in known}
     for item in options.set:
         name, equals, text = item.partition("=")
         if not (name and equals):
             raise UserError(f"--set {item}: expected NAME=VALUE, such as sparsity=0.5")
-        found[name] = read_value(text)
+        found[name], kind = read_value(text), kinds.get(name)
+        if kind is list and not isinstance(found[name], list):
+            found[name] = read_values(text)
+        elif kind in (int, float) and len(read_values(text)) > 1:
+            raise UserError(f"--set {item}: {name} takes one value; --grid {item} runs the notebooks with each")
     return found | ({"model": _model(options.model)} if options.model else {})
 
 
@@ -178,7 +195,14 @@ def _parser() -> Parser:
         help="the model of every notebook that takes one: a name, a folder, a GGUF file or a Hugging Face id; results "
         "in results/models/ID/",
     )
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a notebook parameter; may be repeated")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a parameter of the notebooks that have it, a list as VALUE,VALUE; may be repeated; results in "
+        "results/variants/",
+    )
     add(
         "--grid",
         action="append",

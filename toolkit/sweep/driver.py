@@ -17,7 +17,7 @@ from toolkit.evidence import report
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.comparison import DIFFERS
 from toolkit.evidence.meta import read_meta
-from toolkit.evidence.report import Outcome
+from toolkit.evidence.report import Outcome, Variant
 from toolkit.files import locked, make_folder
 from toolkit.sweep import state
 from toolkit.sweep.explorers import draw_explorers
@@ -36,9 +36,11 @@ Write = Callable[..., Path]  # (jobs, rebuild=False, running=False): writes a re
 REPORT_S, REPORT_PAUSE_S = 1, 120  # a report that takes longer than the one is next written after the other
 
 
-def write_report(jobs: list[Job], rebuild: bool = False, running: bool = False) -> Path:
-    """Write the report on every notebook; return its index."""
-    return report.write_report(outcomes(jobs), rebuild, running)
+def write_report(
+    jobs: list[Job], rebuild: bool = False, running: bool = False, *, variant: Variant | None = None
+) -> Path:
+    """Write the report on every notebook, or on those that a variant changes; return its index."""
+    return report.write_report(outcomes(jobs), rebuild, running, variant)
 
 
 def run(jobs: list[Job], parallel: int, profile: Path | None, write: Write = write_report) -> int:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from toolkit.errors import UserError, unknown
 from toolkit.evidence.catalogue import Notebook
 from toolkit.sources import digest
 
+MOST = 1000  # points of a grid; each has a folder, a row and a page of the report
 LONGEST = 40  # characters of a value in the name of a folder; of a longer one the end counts
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")  # for a shell, or for the lists that Snakemake hands to a cluster
 
@@ -26,6 +28,10 @@ class ParameterGrid:
         """Its folder under `results/grid/`: the parameters, sorted."""
         return "+".join(sorted(self.values))
 
+    def __len__(self) -> int:
+        """How many points it has."""
+        return math.prod(map(len, self.values.values()))
+
     @cached_property
     def points(self) -> dict[str, dict[str, object]]:
         """Every combination of values by the name of its folder; the first parameter changes last.
@@ -37,7 +43,7 @@ class ParameterGrid:
         return {"+".join(f"{name}-{_word(point[name])}" for name in sorted(point)): point for point in points}
 
     def choose(self, notebooks: Sequence[Notebook], named: Sequence[str]) -> list[Notebook]:
-        """The notebooks that have all of the grid's parameters.
+        """The notebooks that have all of these parameters.
 
         Raises `UserError` if there is none, and for one that the user named by its id and that lacks a parameter.
         """
@@ -50,7 +56,7 @@ class ParameterGrid:
             known = {name for book in notebooks for name in book.parameters}
             if stray := [name for name in self.values if name not in known]:
                 raise unknown("parameter", stray[0], known)
-            raise UserError(f"--grid: no notebook has all of {', '.join(self.values)}; vary fewer of them at once")
+            raise UserError(f"no notebook has all of {', '.join(self.values)}; change fewer of them at once")
         return chosen
 
 
@@ -67,13 +73,16 @@ def read_grid(items: Sequence[str]) -> ParameterGrid | None:
             raise UserError(f"--grid {item}: expected NAME=VALUE,VALUE such as sparsity=0.3,0.5")
         if name in values:
             raise UserError(f"--grid {item}: {name} comes twice; give all its values at once, with commas between them")
-        values[name] = _read_values(text)
+        values[name] = read_values(text)
         if "" in values[name]:
             raise UserError(f"--grid {item}: a value is missing beside a comma")
         shown = [json.dumps(value, sort_keys=True) for value in values[name]]
         if twice := [value for value in shown if shown.count(value) > 1]:
             raise UserError(f"--grid {item}: {twice[0]} comes twice; give each value once")
-    return ParameterGrid(values) if values else None
+    grid = ParameterGrid(values)
+    if len(grid) > MOST:
+        raise UserError(f"--grid: {len(grid):,} points; expected at most {MOST:,}: give fewer values")
+    return grid if values else None
 
 
 def read_value(text: str) -> object:
@@ -84,7 +93,7 @@ def read_value(text: str) -> object:
         return text
 
 
-def _read_values(text: str) -> list[object]:
+def read_values(text: str) -> list[object]:
     """`0.3,0.5`, `a,b`, or values with commas of their own: `["a", "b"],["c"]`."""
     together = read_value(f"[{text}]")
     return together if isinstance(together, list) else [read_value(part.strip()) for part in text.split(",")]

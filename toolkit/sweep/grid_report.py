@@ -3,6 +3,7 @@
 Columns that begin with `grid_` are the grid's parameters.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from toolkit import paths
+from toolkit.evidence.catalogue import parameter_words
 from toolkit.evidence.figures import COLUMN_IN, save_figure, use_style
 from toolkit.evidence.meta import read_meta
 from toolkit.evidence.page import png_uri, render
@@ -25,25 +27,39 @@ from toolkit.sweep.plan import Job
 LINEAR = 30  # largest over smallest number of a figure that a linear axis shows
 
 
-def write_report(grid: ParameterGrid, jobs: list[Job], rebuild: bool = False, running: bool = False) -> Path:
+def write_report(
+    grid: ParameterGrid,
+    changed: Mapping[str, object],
+    jobs: list[Job],
+    rebuild: bool = False,
+    running: bool = False,
+) -> Path:
     """Write the grid's tables, its figures and `report/`, with a page a notebook and point; return the index.
 
-    `rebuild` converts the executed notebooks anew. While notebooks are `running`, `tables/` stays as it is.
+    `changed` are parameters of all points. A notebook whose numbers are the same at all points is named, with the
+    columns of its table that vary. `rebuild` converts the executed notebooks anew. While notebooks are `running`,
+    `tables/` stays as it is.
     """
     results = paths.results_dir()
     folder = make_folder(results / "report")
     numbers = numbers_table(grid, jobs)
     write_csv(results / "grid.csv", numbers)
     carry([results / "grid.csv"], folder)
+    steady = []
     if not running:
-        for name, table in grid_tables(grid, jobs).items():
+        tables = grid_tables(grid, jobs)
+        for name, table in tables.items():
             write_csv(make_folder(results / "tables") / f"{name}.csv", table)
+        steady = [f"{id}: {words}" for id, words in told_steady(numbers, tables).items()]
+        print("".join(f"{line}\n" for line in steady), end="")
     use_style()
     pages = {(job.row, job.point): _page(job, folder, rebuild) for job in jobs}
     render(
         "grid.html",
         folder / "index.html",
         grid=grid.values,
+        changed=parameter_words(changed),
+        steady=steady,
         runs=len(jobs),
         columns=[name for name in numbers if name not in ("point", "error")],
         rows=[(row, pages[row["notebook"], row["point"]]) for row in numbers.to_dict("records")],
@@ -88,6 +104,21 @@ def grid_tables(grid: ParameterGrid, jobs: list[Job]) -> dict[str, pd.DataFrame]
             if len(table):
                 parts.setdefault(name, []).append(pd.DataFrame(_parameters(grid, job), table.index).join(table))
     return {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items()}
+
+
+def told_steady(numbers: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:
+    """A sentence by the id of each notebook whose shown numbers are the same at all of its points, two or more."""
+    told = {}
+    for id, rows in numbers.dropna(subset="value").groupby("notebook", sort=False):
+        by_point = rows.groupby("point")["value"].agg(tuple)
+        if len(by_point) > 1 and by_point.nunique() == 1:
+            table = tables[str(id).replace("/", "-")]
+            points = [part for _, part in table.groupby([name for name in table if name.startswith("grid_")])]
+            own = [name for name in table if not name.startswith("grid_")]
+            varying = [name for name in own if len({tuple(map(str, part[name])) for part in points}) > 1]
+            which = f"columns of its table that vary: {', '.join(varying)}" if varying else "nor does its table vary"
+            told[str(id)] = f"no number that is shown depends on the grid; {which}"
+    return told
 
 
 def figure(grid: ParameterGrid, numbers: pd.DataFrame) -> Figure:

@@ -10,8 +10,11 @@ from urllib.parse import quote
 from toolkit import paths
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.copies import copy_notebooks, write_contents
+from toolkit.files import make_folder, write_json
 from toolkit.sweep.forecast import duration, forecast
 from toolkit.sweep.plan import Job, cores
+
+QUIET = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}  # no pop-up
 
 
 def start(options: list[str], preset: str = "standard") -> None:
@@ -29,13 +32,16 @@ def start(options: list[str], preset: str = "standard") -> None:
     as_root = ["--allow-root"] if os.geteuid() == 0 else []  # in a container, as a rule
     url = f"/lab/tree/{quote(contents.relative_to(root).as_posix())}"
     places = [f"--ServerApp.root_dir={root}", f"--LabApp.default_url={url}"]
+    write_json(make_folder(lab / ".settings") / "overrides.json", QUIET)
+    places.append(f"--LabApp.app_settings_dir={lab / '.settings'}")
     os.execv(sys.executable, [sys.executable, "-P", "-m", "jupyterlab", *places, *as_root, *options])
 
 
 def _durations(preset: str) -> dict[str, str]:
-    """How long each notebook takes, in words, where that is known."""
+    """How long each notebook takes, in words, where that is known; else how long it takes in `quick`."""
+    known = {id: f"{words} in quick" for id, words in _durations("quick").items()} if preset != "quick" else {}
     jobs = [
         Job(each.id, each.title, str(each.path), each.preset(preset), "", cores(), each.alone)
         for each in notebooks().values()
     ]
-    return {id: duration(seconds) for id, seconds in forecast(jobs, 1).seconds.items()}
+    return known | {id: duration(seconds) for id, seconds in forecast(jobs, 1).seconds.items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 from toolkit import paths, sources
 from toolkit.errors import unknown
-from toolkit.evidence.catalogue import PRESETS, Notebook, find, select
+from toolkit.evidence.catalogue import PRESETS, Notebook, find, parameter_words, select
 from toolkit.evidence.schema import check_parameters
 from toolkit.files import make_folder, read_json, write_json
 from toolkit.sweep import state
@@ -63,24 +63,19 @@ def make_jobs(
     parallel: int = 1,
     grid: ParameterGrid | None = None,
 ) -> list[Job]:
-    """The jobs for the chosen notebooks; with a `grid`, one a point for each of those that have its parameters.
+    """The jobs for those of the chosen notebooks that have all parameters of `settings` and `grid`, one a point.
 
-    `settings` overrides parameters wherever a notebook has them. Raises `UserError` for an unknown notebook, preset
-    or parameter, and for a value that a notebook's parameter may not take.
+    Raises `UserError` for an unknown notebook, preset or parameter, and for a value that a notebook's parameter may not
+    take.
     """
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
-    chosen = select(only)
-    settings = settings or {}
-    known = {name for notebook in chosen for name in notebook.parameters}
-    if stray := [name for name in settings if name not in known]:
-        raise unknown("parameter", stray[0], known)
-    if grid is None:
-        return [_job(notebook, preset, settings, parallel) for notebook in chosen]
-    chosen = grid.choose(chosen, only)
+    settings, varied = settings or {}, grid.values if grid else {}
+    chosen = ParameterGrid({name: [value] for name, value in settings.items()} | varied).choose(select(only), only)
+    points = grid.points if grid else {"": {}}
     return [
         _job(notebook, preset, settings | values, parallel, point)
-        for point, values in grid.points.items()
+        for point, values in points.items()
         for notebook in chosen
     ]
 
@@ -110,5 +105,6 @@ def _job(notebook: Notebook, preset: str, settings: dict[str, object], parallel:
     check_parameters(notebook, parameters)
     threads = cores() if notebook.alone else max(1, cores() // parallel)
     key = sources.digest(notebook.code, json.dumps(parameters, sort_keys=True))
-    id, title = (f"{point}/{notebook.id}", f"{notebook.title}: {point}") if point else (notebook.id, notebook.title)
+    id = f"{point}/{notebook.id}" if point else notebook.id
+    title = f"{notebook.title}: {parameter_words(chosen)}" if chosen else notebook.title
     return Job(id, title, str(notebook.path), parameters, key, threads, notebook.alone, point)
