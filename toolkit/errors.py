@@ -96,8 +96,8 @@ def share(text: str) -> float:
 def run_command(command: Callable[[], int | None], stopped: str = "stopped") -> int:
     """Run what a command line asks for, and return the exit status: the command's own, or 0 if it gives None.
 
-    Bad input and trouble with a disk are one line and status 2, Ctrl-C is the line `stopped` and status 130. Any other
-    error is a fault of the program and passes with its traceback.
+    Bad input and trouble with a disk are one line of printable letters and status 2. Ctrl-C is the line `stopped` and
+    status 130. Any other error is a fault of the program and passes with its traceback.
     """
     try:
         return command() or 0
@@ -108,7 +108,8 @@ def run_command(command: Callable[[], int | None], stopped: str = "stopped") -> 
         message = error if isinstance(error, UserError) else disk_trouble(error)
         if message is None:
             raise
-        print(f"error: {message}", file=sys.stderr)
+        shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(message))
+        print(f"error: {shown}", file=sys.stderr)
         return 2
 
 

@@ -26,6 +26,7 @@ from toolkit.records import line, load_json
 CONFIG, GENERATION = "config.json", "generation_config.json"
 # names of entries that say how many modules or names are made, but not how wide one is
 COUNTS = re.compile("^(?!.*_size$).*(layer|expert|label|block)")
+SIZES = re.compile("(size|window|layers|heads|experts|per_tok)$")  # never negative
 LEAST_LIMIT = 1024  # modules of a kind that are always made; so many take seconds
 
 
@@ -43,6 +44,8 @@ def read_config(folder: Path, shapes: Iterable[tuple[int, ...]]):
     for place, value in _numbers(_object(folder / CONFIG)):
         if COUNTS.search(place) and value > limit:
             raise UserError(f"{folder / CONFIG}: {place} is {value}; the weights beside it are {len(shapes)} tensors")
+        if SIZES.search(place) and value < 0:
+            raise UserError(f"{folder / CONFIG}: {place} is {value}; expected no negative number")
     with _usable(folder / CONFIG):
         return AutoConfig.from_pretrained(folder, local_files_only=True, **hub.NO_CODE)
 

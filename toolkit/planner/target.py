@@ -18,6 +18,7 @@ from toolkit.models.cutting import ENTRY
 from toolkit.models.loading import gguf_file, parts_of, read_config
 from toolkit.models.shape_of import shape_of
 from toolkit.planner.ways import ZEROS
+from toolkit.records import line
 from toolkit.storage.index import FILE as INDEX
 
 PUBLISHED_BYTES = 2  # of a weight: nearly every model is published in bf16 or fp16
@@ -124,8 +125,9 @@ def _configured(text: str, folder: Path) -> Target:
     config, shapes = skeleton.read_config(folder, ()) if local else _hub_config(text), []
     try:
         skeleton.check_outline(config, lambda outline: shapes.append(shape_of(outline)))
-    except UserError as error:
-        raise UserError(f"{text}: model type {config.model_type!r:.99}: {error}; {OTHERS}") from error
+    except Exception as error:  # whatever fails in a foreign file
+        told = error if isinstance(error, UserError) else f"its sizes make no model ({line(error)})"
+        raise UserError(f"{text}: model type {config.model_type!r:.99}: {told}; {OTHERS}") from error
     nbytes = getattr(getattr(config, "dtype", None), "itemsize", PUBLISHED_BYTES)
     loadable = getattr(config, "quantization_config", None) is None and (not local or any(folder.glob("*.safetensors")))
     return Target(text, shapes[0], nbytes, loadable, getattr(config, ENTRY, None) is not None)
