@@ -33,6 +33,10 @@ PARTS = {
     HEAD: "head_ms",
 }
 BUSY = {"GPU": "gpu_ms", "DIMM 0": "dimm_ms"}  # DIMMs are alike but for chance
+COLOURS = {  # the same in every figure
+    **{"accelerate": "C4", "flexgen": "C0", "deja_vu": "C1", "sparse_offload": "C5"},
+    **{"hermes_host": "C9", "hermes_base": "C2", "hermes": "C3"},
+}
 TOKENS = 24  # drawn, of those generated
 RANGED = ("tokens_per_s", "token_ms", "prefill_percent")
 
