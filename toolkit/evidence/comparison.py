@@ -75,7 +75,7 @@ def compare(table: pd.DataFrame, figure: str, null: pd.DataFrame | None = None) 
       10 % and its own spread.
     - `not run`: `table` holds no number that the claim is about, or other work disturbed it (`is_disturbed`).
 
-    What is modelled of an `input` has no verdict (None): the model was fitted to the claim.
+    A modelled number of an `input` has no verdict (None): the model was fitted to the claim.
     """
     chosen = {claim.id: claim for claim in read_claims(figure.split("/")[0]) if claim.figure == figure}
     machines = _machines(table)
