@@ -228,11 +228,12 @@ def score_sentence(comparison: pd.DataFrame) -> str:
 
 
 def verdict_table(comparison: pd.DataFrame) -> pd.DataFrame:
-    """The columns of a comparison that a reader needs."""
+    """The columns of a comparison that a reader needs; numbers that were not run stand last."""
     wanted = ["quantity", "conditions", "kind", "verdict", "published", "ours", "null", "unit", "profile", "evidence"]
     numbers = comparison[["published", "ours", "null"]].astype(float)
-    words = {name: comparison[name].astype(object).fillna("") for name in ("verdict", "reason")}
-    return comparison.assign(**numbers, **words)[[*wanted, "reason"]]
+    words = {name: comparison[name].astype(object).fillna("") for name in ("verdict", "profile", "evidence", "reason")}
+    shown = comparison.assign(**numbers, **words)[[*wanted, "reason"]]
+    return shown.iloc[shown["verdict"].eq(NOT_RUN).argsort(kind="stable")]
 
 
 def _compare(table: pd.DataFrame, claim: Claim, claims: dict[str, Claim], null: pd.DataFrame | None = None) -> dict:
