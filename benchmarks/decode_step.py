@@ -102,7 +102,7 @@ def prepare(folder: Path) -> None:
             pack_model(twin(), folder / name, Linears(variants), "twin")
     for name in RIVALS if not missing() else ():
         if not (folder / f"{LLAMA_CPP[name]}.gguf").exists():
-            LlamaCpp(name, twin(), folder, mapped=False).close()
+            LlamaCpp(name, twin().float(), folder, mapped=False).close()  # bfloat16 would round each layer
 
 
 def random_form(form: type, seeds: Iterator[int], weight: torch.Tensor) -> Packed:
