@@ -206,7 +206,7 @@ def comparison_bars(axes: Axes, comparison: pd.DataFrame, colour: str = "C0") ->
     """
     rows = comparison.assign(fitted=is_fitted(comparison))
     value_bars(axes, rows, "ours", claim_labels(comparison), [colour] * len(rows))
-    axes.tick_params("y", labelsize=7.5)
+    axes.tick_params("y", labelsize=7)
     keys = [*axes.get_legend_handles_labels()[0], *[FITTED] * bool(rows["fitted"].any())]
     axes.legend(handles=keys, loc="lower right", bbox_to_anchor=(1, 1))  # above the bars, beside the title
 
