@@ -115,7 +115,7 @@ def _with_notebooks(toy: Checkout) -> Checkout:
     for name, module in {"a": "alpha", "b": "beta"}.items():
         (toy.root / "toolkit" / f"{module}.py").write_text("def helper():\n    return 1\n")
         toy.notebook(name, module)
-    (toy.root / "notebooks" / "presets.yaml").write_text("toy/a:\n  quick: {value: 7}\n")
+    (toy.root / "notebooks" / "presets.yaml").write_text("toy/a:\n  quick: {value: 7}\n  paper: {value: 2}\n")
     return toy
 
 

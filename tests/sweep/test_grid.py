@@ -8,7 +8,7 @@ import pytest
 from toolkit.errors import UserError
 from toolkit.sweep import state
 from toolkit.sweep.grid import ParameterGrid, read_grid
-from toolkit.sweep.grid_report import figure, grid_tables, numbers_table
+from toolkit.sweep.grid_report import figure, grid_tables, numbers_table, told_steady
 from toolkit.sweep.plan import Job
 from toolkit.sweep.state import State
 
@@ -107,6 +107,9 @@ def test_a_row_a_number_and_a_line_through_numbers_of_the_same_place(leave):
         [0.5, "wanda", "quickstart", 20.0, "dense", "tiny"],
         [0.5, "wanda", "quickstart", 44.0, "wanda 50%", "tiny"],
     ]
+    assert told_steady(found, tables) == {}
+    same = told_steady(found.assign(value=1.0), tables)["quickstart"]
+    assert same.endswith("columns of its table that vary: perplexity, method")
     drawn = figure(grid, found.dropna(subset="value"))
     (axes,) = drawn.axes
     assert axes.get_title() + axes.get_title(loc="left") == "wanda"  # left if a notebook's style was set before

@@ -291,7 +291,7 @@ def test_trouble_of_snakemake_itself_names_its_log(tmp_path):
 def _start(toy) -> subprocess.Popen:
     """A sweep whose notebook runs for ten minutes."""
     heed = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # shells have background jobs ignore it
-    command = toy.command("--only", "toy/a", "--set", "value=2")
+    command = toy.command("--only", "toy/a", "--preset", "paper")
     return subprocess.Popen(command, env=toy.environment, stdout=subprocess.DEVNULL, preexec_fn=heed)
 
 
