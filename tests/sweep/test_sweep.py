@@ -232,7 +232,7 @@ def test_a_point_of_a_grid_that_saves_nothing_has_failed_and_costs_only_itself(t
     runs = pd.read_csv(grid / "grid.csv").set_index("grid_value")
     assert runs["status"].str.split(":").str[0].to_dict() == {1: "done", 2: "failed"}
     assert pd.read_csv(grid / "tables" / "toy-a.csv")[["grid_value", "value"]].to_numpy().tolist() == [[1, 1], [1, 1]]
-    assert sorted(page.name for page in (grid / "report").glob("value-*")) == [
+    assert sorted(page.name for page in (grid / "report").glob("value-*.html")) == [
         f"value-{value}-toy-a.html" for value in (1, 2)
     ]
     assert not (checkout.results / "toy").exists()
