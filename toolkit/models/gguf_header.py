@@ -84,11 +84,11 @@ def read_header(file: Path) -> GgufHeader:
         if not regular_size(file):
             raise ValueError("it is empty")
         header = _read(file)
-        _check_sizes(header)
-        return header
     except Exception as error:  # whatever fails in a foreign file
         fault = error if type(error) is ValueError else getattr(error, "strerror", None) or "it is cut short or damaged"
         raise UserError(f"{file}: cannot be read as a GGUF file: {line(fault)}; expected version 2 or 3") from error
+    _check_sizes(header)
+    return header
 
 
 def _read(file: Path) -> GgufHeader:
@@ -120,12 +120,12 @@ def _read(file: Path) -> GgufHeader:
 
 
 def _check_sizes(header: GgufHeader) -> None:
-    """Raise `ValueError` for counts and lengths that are no whole numbers, or larger than anything in the file."""
+    """Raise `UserError` for counts and lengths that are no whole numbers, or larger than anything in the file."""
     most = max([len(header.tensors), *(size for tensor in header.tensors.values() for size in tensor.shape)], default=0)
     for key, value in header.metadata.items():
         is_size = key.startswith(f"{header.architecture}.") and SIZES.search(key)
         if is_size and not (type(value) is int and 0 <= value <= most):
-            raise ValueError(f"{key} is {value!r:.40}; expected a whole number from 0 to {most}")
+            raise UserError(f"{header.file}: {line(key)} is {value!r:.40}; expected a whole number from 0 to {most}")
 
 
 def gguf_shape(header: GgufHeader) -> ModelShape:
