@@ -66,7 +66,7 @@ def test_dataclasses_and_lists_are_written_out(cache_folder):
     (key,) = keys(cache_folder)
     assert key["first"] == {"Pair": {"one": small, "sizes": [1, 2]}}
     assert key["second"] == {"b": [None, True]}
-    assert next((cache_folder / "kind").glob("a-0.5-*")).is_dir()  # named after the values in it
+    assert any(it.is_dir() for it in (cache_folder / "kind").glob("a-0.5-*"))  # named after the values
     table(Large("a"))
     table(Small("a"))
     assert len(calls) == 3, "dataclasses of the same fields differ"
