@@ -153,7 +153,7 @@ def test_the_index_begins_with_a_sentence_and_a_row_a_paper(text):
     found = re.findall(r"<p>(<strong>.*?)</p>", head, re.DOTALL)
     sentences = [" ".join(re.sub("<[^>]+>", "", words).split()) for words in found]
     assert len(sentences) == len(PAPERS) - 1  # beyond the papers is none
-    assert sentences[0].startswith("ENDOR claims a speed-up of 1.51 for")
+    assert sentences[0].startswith("ENDOR claims a speed-up of 1.51 over dense weights, for")
     assert "; here it is 1.25 for" in sentences[0]
     assert sentences[0].endswith("(measured).")
     assert all(words.endswith("; it was not run here.") for words in sentences[1:])
