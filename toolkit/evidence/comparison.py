@@ -227,6 +227,11 @@ def score_sentence(comparison: pd.DataFrame) -> str:
     return f"{'; '.join(verdicts)}. On the machines of the paper: {prediction_words(comparison)}."
 
 
+def is_fitted(compared: Mapping | pd.DataFrame) -> Any:
+    """Whether the model was fitted to a claim, or to each of a comparison, so that the two agree by construction."""
+    return (compared["kind"] == "input") & (compared["evidence"] == "modelled")
+
+
 def verdict_table(comparison: pd.DataFrame) -> pd.DataFrame:
     """The columns of a comparison that a reader needs; numbers that were not run stand last."""
     wanted = ["quantity", "conditions", "kind", "verdict", "published", "ours", "null", "unit", "profile", "evidence"]
@@ -243,10 +248,11 @@ def _compare(table: pd.DataFrame, claim: Claim, claims: dict[str, Claim], null: 
     disturbed = ours is not None and is_disturbed(row)
     known = row is not None and ours is not None
     evidence = row.get("evidence") if known else None
-    fitted = claim.kind == "input" and evidence == "modelled"
-    verdict = (
-        NOT_RUN if ours is None or disturbed else None if fitted else _verdict(table, claim, claims, row, stand_in)
-    )
+    fitted = is_fitted({"kind": claim.kind, "evidence": evidence})
+    if ours is None or disturbed:
+        verdict = NOT_RUN
+    else:
+        verdict = None if fitted else _verdict(table, claim, claims, row, stand_in)
     worded = "in words there" if claim.worded else None
     return {
         **{name: getattr(claim, name) for name in ("kind", "same_as", "quantity", "unit", "section", "bound")},

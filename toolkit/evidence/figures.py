@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from toolkit.evidence.comparison import is_fitted
 from toolkit.files import replacing
 from toolkit.measure.disturbance import STAR, count_disturbed, disturbance_words, starred
 from toolkit.timeline import STAGES
@@ -141,11 +142,6 @@ def colours(names: Iterable[str]) -> dict[str, tuple]:
     free = [place for place in range(len(palette)) if place not in known.values()]
     places = known | dict(zip([name for name in names if name not in known], cycle(free), strict=False))
     return {name: palette[places[name]] for name in names}
-
-
-def is_fitted(comparison: pd.DataFrame) -> pd.Series:
-    """Whether the model was fitted to each claim of a comparison, so that the two agree by construction."""
-    return comparison["kind"].eq("input") & comparison["evidence"].eq("modelled")
 
 
 def claim_labels(comparison: pd.DataFrame) -> list[str]:
