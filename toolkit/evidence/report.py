@@ -1,4 +1,4 @@
-"""The HTML report: five findings, all figures and tables as cards, and their pages, readable from `file://` offline.
+"""The HTML report: six findings, all figures and tables as cards, and their pages, readable from `file://` offline.
 
 The folder of a report has copies of all files that its pages link: it can be moved, packed and mailed.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.evidence.catalogue import Notebook, explorers, notebooks, parameter_words
-from toolkit.evidence.cite import read_names, read_table, value
+from toolkit.evidence.cite import address, read_names, read_table, reference_dir, value
 from toolkit.evidence.literature import PAPERS, Paper
 from toolkit.evidence.meta import HEADLINES, Meta, read_meta
 from toolkit.evidence.page import (
@@ -110,6 +110,7 @@ def write_report(
         index,
         changed=parameter_words(variant.changed) if variant else None,
         findings=[] if variant else _or_nothing(lambda: _findings(entries)),
+        real_model=[] if variant else _or_nothing(lambda: _real_model(entries)),
         scores=[] if variant else _or_nothing(lambda: score_table(comparisons(paths.results_dir())).to_dict("records")),
         names={id: paper.name for id, paper in PAPERS.items()},
         groups=[(id, PAPERS.get(id, Paper("")), _statements(entries, id), group) for id, group in groups.items()],
@@ -153,7 +154,20 @@ def _findings(entries: Sequence[Entry]) -> list[dict]:
         | {"evidence": EVIDENCE.search(names[f"{paper}-here"])[1]}  # type: ignore[index]  # a test holds it to that
         | {"numbers": {kind: _number(f"{paper}-{kind}", names) for kind in NUMBERS}}
         for paper, finding in load_yaml(paths.root() / "data" / "findings.yaml").items()
+        if paper != BEYOND
     ]
+
+
+def _real_model(entries: Sequence[Entry]) -> list[dict]:
+    """The entry of `data/findings.yaml` beyond the papers, its cells filled in from kept results, and their machine."""
+    finding = load_yaml(paths.root() / "data" / "findings.yaml")[BEYOND]
+    names = read_names()
+    numbers = {name: value(name, reference_dir(), names) for name in names if name.startswith("real-")}
+    texts = {part: finding[part].format_map(numbers) for part in ("sentence", "price")}
+    bars = {label: numbers[cell] for label, cell in finding["bars"].items()}
+    (entry,) = (entry for entry in entries if entry.about.id == finding["notebook"])
+    machine = address(next(iter(finding["bars"].values())), names)[0]
+    return [texts | {"bars": bars, "entry": entry, "machine": machine}]
 
 
 def _number(cell: str, names: Mapping[str, str]) -> str | None:
