@@ -30,7 +30,7 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr("toolkit.planner.hits.expert_hits", lambda shape, held: held)
     token = {(way.method, way.dtype): Cost(0, 0, 10) for way in TIMED} | {("spqr_packed", "bfloat16"): Cost(0, 0, 40)}
     experts = {bits: Cost(0, 0, 10) for bits in (16, 4, 2)}
-    found = Rates(token, experts, {}, Line(0, 2), Cost(1e-3, 1e-6, 20), Cost(2e-3, 0, 1))
+    found = Rates(token, Line(0, 2), experts, neuron=Cost(1e-3, 1e-6, 20), neuron_read=Cost(2e-3, 0, 1))
     memory = Memory("round numbers", 64 * GB, 20, {"bf16": 1.0})
     return Machine(Profile("round", "round numbers", None, dram=memory), found, 9 * GB)
 
@@ -96,7 +96,7 @@ def test_rates_come_back_from_times_that_are_made_of_them(monkeypatch):
         made.__name__ = name
         monkeypatch.setattr(rates, name, made)
     monkeypatch.setattr(rates, "missing", lambda: "not here")
-    found = rates.rates()
+    found = rates.rates([NEURONS])
     dense = found.token["dense_packed", "bfloat16"]
     assert (dense.token_s, dense.layer_s, dense.gb_s) == pytest.approx((5e-3, 1e-3, 10))
     assert (found.read.fixed_s, found.read.gb_s) == pytest.approx((1e-3, 2))

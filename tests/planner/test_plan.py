@@ -25,11 +25,12 @@ def machine(tmp_path, monkeypatch):
     """Products at 10 GB/s, a disk at 2 GB/s, nothing else takes time."""
     monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(tmp_path / "results"))
     token = {(way.method, way.dtype): Cost(0, 0, 10) for way in TIMED}
-    rates = Rates(token, {bits: Cost(0, 0, 10) for bits in EXPERT_BITS}, {}, Line(0, 2), Cost(0, 0, 10), Cost(0, 0, 2))
+    experts = {bits: Cost(0, 0, 10) for bits in EXPERT_BITS}
+    rates = Rates(token, Line(0, 2), experts, neuron=Cost(0, 0, 10), neuron_read=Cost(0, 0, 2))
     memory = Memory("round numbers", 64 * GB, 20, {"bf16": 1.0})
     made = Machine(Profile("round", "round numbers", None, dram=memory), rates, 6 * GB)
     monkeypatch.setattr("toolkit.planner.hits.expert_hits", lambda shape, held: held)
-    monkeypatch.setattr(speed, "_rates", lambda experts, fresh: rates)
+    monkeypatch.setattr(speed, "_rates", lambda kinds, fresh: rates)
     monkeypatch.setattr(speed, "_profile", lambda: made.profile)
     return made
 
@@ -60,14 +61,15 @@ def test_a_token_from_disk_takes_its_bytes_over_the_disks_rate(machine):
 def test_the_first_way_is_the_fastest_within_the_loss(machine):
     found = plan("llama2-7b", 6 * GB, machine=machine)
     within = found.table[(found.table["relative"] <= 1.05) & ~found.table["at_best"]]
-    assert found.table["way"][0] == within.loc[within["tokens_s"].idxmax(), "way"] == "int8"
+    assert found.table["way"][0] == within.loc[within["tokens_s"].idxmax(), "way"] == "int8, head too"
     assert "--int8" in found.commands[0]
     assert "MODEL" in found.commands[0]  # a shape has no weights
     assert "limits it" in found.why
-    assert any("perhaps faster: llama.cpp Q8_0" in line for line in found.advice)  # a limit is no prediction
-    assert any("faster at a higher price: spqr, 3 bits" in line for line in found.advice)
+    assert any("faster at a higher price: spqr, 3 bits, head too" in line for line in found.advice)
     assert "perplexity × 1.0" in found.why
-    assert plan("llama2-7b", 6 * GB, loss=0.2, machine=machine).table["way"][0] == "spqr, 3 bits"
+    dearer = plan("llama2-7b", 6 * GB, loss=0.2, machine=machine)
+    assert dearer.table["way"][0] == "spqr, 3 bits, head too"
+    assert any("perhaps faster: llama.cpp Q4_0" in line for line in dearer.advice)  # a limit is no prediction
 
 
 def test_ways_that_do_not_fit_are_left_out_with_what_they_take(machine):
@@ -92,11 +94,11 @@ def test_ranges_come_from_the_last_run_of_the_notebook(machine, tmp_path, monkey
 def test_the_command_prints_a_table_or_json(machine, capsys):
     assert main(["plan", "llama2-7b", "--dram", "6GB"]) == 0
     shown = capsys.readouterr().out
-    assert "int8 is the fastest way within a loss of 5%" in shown
+    assert "int8, head too is the fastest way within a loss of 5%" in shown
     assert "python -m toolkit pack MODEL" in shown
     assert main(["plan", "llama2-7b", "--dram", "6GB", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["ways"][0]["way"] == "int8"
+    assert found["ways"][0]["way"] == "int8, head too"
     assert found["ways"][0]["low"] is None  # nothing was measured here
 
 

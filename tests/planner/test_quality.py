@@ -14,11 +14,11 @@ from toolkit.planner.prices import DIGITS, load_prices, price_of, prices_file, w
 from toolkit.planner.target import Target, open_target
 from toolkit.planner.treatments import ALTERATIONS, EXACT
 from toolkit.planner.ways import ZEROS, ways
-from toolkit.studies.forms import HEAD_TOO
 
 ZEN4 = reference_dir() / "epyc-zen4-2c"
 WAYS = {way.name: way for experts in (False, True) for way in ways(experts, () if experts else ZEROS)}
 HALF = WAYS["endor, 50 % zeros"]
+ONE, TWO = "qwen2.5-coder-1.5b", "gemma3-270m"
 
 
 def test_the_file_is_what_the_kept_results_say(tmp_path):
@@ -39,8 +39,7 @@ def test_a_price_stands_in_its_kept_table():
 
 def test_each_way_has_a_treatment_that_can_be_measured_and_was():
     assert {way.treatment for way in WAYS.values()} == ALTERATIONS.keys() | EXACT
-    without_head = {name for name in ALTERATIONS if not name.endswith(HEAD_TOO)}  # no kept result packs a head yet
-    assert set(load_prices()["treatment"]) == without_head
+    assert set(load_prices()["treatment"]) == ALTERATIONS.keys()
 
 
 PRICE = {
@@ -58,12 +57,12 @@ PRICE = {
 def prices(monkeypatch, tmp_path):
     """A model on three machines, and in a source with less text; and another model."""
     rows = [
-        {"model": "one", "perplexity": 20.0, "machine": "a", "source": "x"},
-        {"model": "one", "perplexity": 21.0, "machine": "b", "source": "x"},
-        {"model": "one", "perplexity": 19.0, "machine": "c", "source": "x"},
-        {"model": "one", "perplexity": 30.0, "machine": "a", "source": "y", "windows": 1},
-        {"model": "two", "perplexity": 11.0, "machine": "a", "source": "x"},
-        {"model": "two", "perplexity": 12.0, "machine": "a", "source": "y", "treatment": "gguf Q4_K", "bits": 5.53},
+        {"model": ONE, "perplexity": 20.0, "machine": "a", "source": "x"},
+        {"model": ONE, "perplexity": 21.0, "machine": "b", "source": "x"},
+        {"model": ONE, "perplexity": 19.0, "machine": "c", "source": "x"},
+        {"model": ONE, "perplexity": 30.0, "machine": "a", "source": "y", "windows": 1},
+        {"model": TWO, "perplexity": 11.0, "machine": "a", "source": "x"},
+        {"model": TWO, "perplexity": 12.0, "machine": "a", "source": "y", "treatment": "gguf Q4_K", "bits": 5.53},
     ]
     table = pd.DataFrame([PRICE | row for row in rows])
     monkeypatch.setattr(planner_prices, "load_prices", lambda: table)
@@ -79,13 +78,13 @@ def embedded(name, **settings):
 def test_the_price_is_the_models_own_or_that_of_most_text_with_the_range_over_machines(prices):
     target = open_target("llama2-7b")
     found = price_of(target, HALF)
-    assert (found.ratio, found.low, found.high, found.model, found.bits) == (2.0, 1.9, 2.1, "one", 9.5)
-    own = price_of(replace(target, name="two"), HALF)
-    assert (own.ratio, own.model) == (1.1, "two")
+    assert (found.ratio, found.low, found.high, found.model, found.bits) == (2.0, 1.9, 2.1, ONE, 9.5)
+    own = price_of(replace(target, name=TWO), HALF)
+    assert (own.ratio, own.model) == (1.1, TWO)
     assert isnan(price_of(target, WAYS["int8"]).ratio)  # nobody measured it
     four = WAYS["llama.cpp Q4_K"]
     assert isnan(price_of(target, four).ratio)
-    assert price_of(target, four).model == "– (two: 5.5 bits)"
+    assert price_of(target, four).model == f"– ({TWO}: 5.5 bits)"
     assert price_of(target, replace(four, bits=5.5)).ratio == 1.2
     for name in ("dense", "llama.cpp F16", "experts, 16 bits"):  # no weight changes
         assert price_of(target, WAYS[name]).ratio == 1
@@ -102,11 +101,11 @@ def test_measured_once_then_known(prices, monkeypatch):
 
     monkeypatch.setattr(treatments, "compared", compared)
     target = embedded("smollm2-135m")
-    assert price_of(target, HALF).model == "one"
+    assert price_of(target, HALF).model == ONE
     found = price_of(target, HALF, measure=True)
     assert found.ratio == pytest.approx(exp(0.2))
     assert (found.low, found.high) == (pytest.approx(exp(0.1)), pytest.approx(exp(0.3)))
     assert found.model == "smollm2-135m"
     assert price_of(target, HALF) == price_of(target, HALF, measure=True) == found
-    assert price_of(target, HALF, text="python-sources").model == "one"
+    assert price_of(target, HALF, text="python-sources").model == ONE
     assert calls == [("sparsegpt", 0.5, 2)]

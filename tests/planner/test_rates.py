@@ -9,9 +9,6 @@ from toolkit.planner import rates
 
 def test_times_that_are_off_by_a_twentieth_foretell_a_large_model_within_a_tenth(monkeypatch):
     """A token takes 1 ms, 0.2 ms a layer, and its bytes at 20 GB/s; the large one has 28 layers and 3 GB."""
-    by_neuron = pd.DataFrame({"seconds": [0.1], "loaded": [1], "nbytes": [1], "read_s": [0.1], "read_bytes": [1]})
-    monkeypatch.setattr(rates, "neuron_times", lambda fresh: by_neuron.assign(disturbed=0.0))
-    monkeypatch.setattr(rates, "missing", lambda: "not needed here")
     rows = [(layers, 2 * (4 * hidden**2 + 3 * hidden * ffn)) for hidden, ffn, layers in rates.SIZES]
     table = pd.DataFrame(rows, columns=["layers", "nbytes"]).assign(method="dense", dtype="bfloat16", disturbed=0.0)
     true_s = 1e-3 + 2e-4 * table["layers"] + table["layers"] * table["nbytes"] / 20e9
@@ -20,5 +17,5 @@ def test_times_that_are_off_by_a_twentieth_foretell_a_large_model_within_a_tenth
         reads = table.assign(stage="read", seconds=table["nbytes"] / 2e9)
         both = pd.concat([tokens, reads])
         monkeypatch.setattr(rates, "layer_times", lambda fresh, both=both: both)
-        found = rates.rates().token["dense", "bfloat16"].seconds(28, 3e9)
+        found = rates.rates([]).token["dense", "bfloat16"].seconds(28, 3e9)
         assert abs(found / (1e-3 + 28 * 2e-4 + 3 / 20) - 1) < 0.1, signs

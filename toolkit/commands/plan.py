@@ -1,7 +1,7 @@
 """`python -m toolkit plan`: the best ways for this model on this machine, before anything is packed.
 
-It probes the machine once, which takes a minute or two, and predicts the speed of every way of running the model within
-the given memory. A price in quality is measured: with this model, or with the embedded model that is named.
+It probes the machine once, which takes about half a minute, and predicts the speed of every way of running the model
+within the given memory. A price in quality is measured: with this model, or with the embedded model that is named.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from toolkit.errors import UserError, whole
 
 if TYPE_CHECKING:
     from toolkit.planner.plan import Recommendation
+    from toolkit.planner.target import Target
 
 SHOWN = {
     "way": "way",
@@ -43,7 +44,7 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--measure", action="store_true", help="evaluate this model's ways now, on few windows of text")
     parser.add_argument("--text", default="wiki-slice", help="to evaluate on (default: wiki-slice)")
     parser.add_argument("--prompt-tokens", type=whole, default=64, help="before the first token (default: 64)")
-    parser.add_argument("--fresh", action="store_true", help="measure this machine again, in about a minute")
+    parser.add_argument("--fresh", action="store_true", help="measure this machine again, in about half a minute")
     parser.add_argument("--all", action="store_true", help=f"show every way, not only the best {ROWS}")
     tried = "then pack the first N ways, run each within the limit, and print what it reached"
     parser.add_argument("--try", dest="tries", type=whole, metavar="N", help=tried)
@@ -70,11 +71,14 @@ def plan(options: argparse.Namespace) -> None:
         _elsewhere(options, dram_bytes, device_bytes, loss)
         return
     print("looking at the model and the machine", file=sys.stderr)
+    from toolkit.planner.plan import kinds_asked
     from toolkit.planner.plan import plan as made
     from toolkit.planner.rates import are_kept
+    from toolkit.planner.target import open_target
 
-    if options.fresh or not are_kept():
-        _show_bounds(options.model, dram_bytes)
+    target = open_target(options.model)
+    if options.fresh or not are_kept(kinds_asked(target, dram_bytes, loss, options.text)):
+        _show_bounds(target, dram_bytes)
     settings = {"measure": options.measure, "text": options.text, "prompt_tokens": options.prompt_tokens}
     found = made(options.model, dram_bytes, loss, **settings, fresh=options.fresh, device_bytes=device_bytes)
     if options.json:
@@ -105,18 +109,18 @@ def _elsewhere(options: argparse.Namespace, dram_bytes: int | None, device_bytes
     print(shown.to_string(index=False, float_format="{:.3g}".format, na_rep="–"))
 
 
-def _show_bounds(model: str, dram_bytes: int | None) -> None:
-    """Print what each way moves, before the machine is measured, which takes minutes."""
+def _show_bounds(target: "Target", dram_bytes: int | None) -> None:
+    """Print what each way moves, before the machine is measured."""
     from toolkit.planner.by_bytes import bounds
     from toolkit.planner.speed import dram_for_weights
-    from toolkit.planner.target import open_target
 
-    table = bounds(open_target(model), dram_for_weights(dram_bytes)).head(ROWS)
+    table = bounds(target, dram_for_weights(dram_bytes)).head(ROWS)
     if table.empty:
         return  # the plan says what the smallest way takes
     names = {"read_mb": "MB read a token", "token_mb": "MB multiplied a token", "needed_mb": "MB of DRAM at least"}
     shown = table.rename(columns=names).to_string(index=False, float_format="{:,.0f}".format)
-    print(f"by bytes alone:\n{shown}\nmeasuring this machine, once, in a minute or two", file=sys.stderr, flush=True)
+    print(f"by bytes alone:\n{shown}", file=sys.stderr)
+    print("measuring this machine once, in about half a minute", file=sys.stderr, flush=True)
 
 
 def _share(text: str) -> float:

@@ -37,7 +37,8 @@ CPU_DTYPES, GPU_DTYPES = ("fp32", "bf16"), ("fp32", "fp16", "bf16")
 class ProbeSettings:
     """Sizes to measure. `chunk_bytes` × `threads` random reads, sequential ones at the largest chunk, `read_s` each.
 
-    The first of the repetitions is kept in the table and left out of the profile.
+    The first of the repetitions is kept in the table and left out of the profile. Without threads no disk is measured,
+    which takes most of the time.
     """
 
     file_bytes: int = 512 * MIB
@@ -67,7 +68,7 @@ def probe(fresh: bool = False, settings: ProbeSettings | None = None, folder: Pa
     kept = table[table["repetition"] > 0]
     parts, origins = {}, {}
     for part, make in {"storage": _storage, "dram": _memory, "device": _memory, "links": _links}.items():
-        if part != "device" or machine["gpu"]:
+        if part == "links" or part in set(kept["part"]):
             parts[part], found = make(part, kept, machine)
             origins |= {f"{part}.{name}": Source("measured", text) for name, text in found.items()}
     title = ", ".join(str(machine[name]) for name in ("cpu", "gpu") if machine[name])
@@ -127,8 +128,10 @@ def _existing(folder: Path | None) -> Path:
 def _measure(settings: ProbeSettings, folder: Path | None, machine: dict) -> pd.DataFrame:
     if settings.memory_bytes > (free := memory_limits.free_bytes()) // 3:
         raise UserError(f"memory_bytes={settings.memory_bytes}: expected at most a third of the {free} that are free")
-    with disk.scratch_file(_existing(folder), settings.file_bytes) as file:
-        rows = list(_disk_rows(file, settings))
+    rows = []
+    if settings.threads:
+        with disk.scratch_file(_existing(folder), settings.file_bytes) as file:
+            rows += _disk_rows(file, settings)
     rows += _memory_rows("dram", "cpu", CPU_DTYPES, settings)
     if machine["gpu"]:
         rows += _memory_rows("device", "cuda", GPU_DTYPES, settings)
@@ -219,8 +222,10 @@ def _memory(part: str, table: pd.DataFrame, machine: dict) -> tuple[Memory, dict
 
 
 def _links(part: str, table: pd.DataFrame, machine: dict) -> tuple[Links, dict[str, str]]:
-    storage, origins = _storage("storage", table, machine)
-    links, texts = Links(storage.bandwidth_gb_s), {"storage_to_dram_gb_s": origins["bandwidth_gb_s"]}
+    links, texts = Links(), {}
+    if "storage" in set(table["part"]):
+        storage, origins = _storage("storage", table, machine)
+        links, texts = Links(storage.bandwidth_gb_s), {"storage_to_dram_gb_s": origins["bandwidth_gb_s"]}
     best = table[table["part"] == part].groupby("quantity")["value"].max()
     if len(best):
         links = replace(links, dram_to_device_gb_s=best["dram_to_device"])

@@ -37,6 +37,8 @@ class Model:
 
     gguf: str
     """The file that it is made of, a key of `toolkit.downloads.DOWNLOADS`."""
+    weights: int
+    """How many weights that file has."""
     parts: str | None = None
     """A folder under `data/models/` whose file makes this model of the dense one; None for a dense model."""
 
@@ -278,5 +280,6 @@ SPARSE = (
     "smollm2-135m-relu-sparse80",
 )
 MIXTURES = ("smollm2-135m-moe-split", "smollm2-135m-moe-upcycled")
-MODELS = {name: Model(name) for name in ("smollm2-135m", "gemma3-270m", "qwen2.5-coder-1.5b")}
-MODELS |= {name: Model("smollm2-135m", name) for name in (*SPARSE, *MIXTURES)}
+WEIGHTS = {"smollm2-135m": 134_515_008, "gemma3-270m": 268_098_176, "qwen2.5-coder-1.5b": 1_777_088_000}
+MODELS = {name: Model(name, weights) for name, weights in WEIGHTS.items()}
+MODELS |= {name: Model("smollm2-135m", WEIGHTS["smollm2-135m"], name) for name in (*SPARSE, *MIXTURES)}

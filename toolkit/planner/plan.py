@@ -23,9 +23,9 @@ from toolkit.errors import UserError
 from toolkit.planner import sizes
 from toolkit.planner.by_bytes import CUDA, gpu_ways, limit_on_gpu
 from toolkit.planner.prices import Quality, price_of
-from toolkit.planner.speed import Machine, Speed, dram_for_weights, speed, this_machine
+from toolkit.planner.speed import Machine, Speed, dram_for_weights, kinds_needed, speed, this_machine
 from toolkit.planner.target import Target, open_target
-from toolkit.planner.ways import RIVAL, PlannedWay, ways
+from toolkit.planner.ways import NEURONS, RIVAL, PlannedWay, ways
 from toolkit.quality.corpora import check_corpus
 
 LOSS = 0.05  # of perplexity that a plan accepts unless told otherwise
@@ -94,9 +94,9 @@ def plan(
         )
     rows, left_out = [], []
     known = {way.name: way for way in ways(bool(target.shape.experts), target.cut)}
-    if not has_gpu:  # before the machine is measured, which takes minutes
+    if not has_gpu:  # before the machine is measured
         _check_fits(target, known.values(), machine.dram_bytes if machine else dram_for_weights(dram_bytes))
-    here = machine or this_machine(dram_bytes, fresh, bool(target.shape.experts))
+    here = machine or this_machine(dram_bytes, kinds_asked(target, dram_bytes, loss, text), fresh)
     on_gpu = {way.name: way for way in gpu_ways(bool(target.shape.experts))} if here.profile.device else {}
     ranges = measured_ranges()
     for way in (*known.values(), *on_gpu.values()):
@@ -125,6 +125,13 @@ def plan(
         _commands(target, chosen, dram_bytes, device_bytes),
         tuple(_advice(target, table, chosen, here)),
     )
+
+
+def kinds_asked(target: Target, dram_bytes: int | None, loss: float, text: str = TEXT) -> set[str]:
+    """The kinds of rates that a plan needs: those of ways that may be named, so of neurons only within the loss."""
+    every = ways(bool(target.shape.experts), target.cut)
+    named = [way for way in every if way.kind != NEURONS or price_of(target, way, text).ratio <= 1 + loss]
+    return kinds_needed(target.shape, named, dram_for_weights(dram_bytes))
 
 
 def measured_ranges() -> dict[str, tuple[float, float]]:

@@ -1,14 +1,15 @@
 """The price of a way in quality: a model's perplexity with it over that without it.
 
-    price_of(open_target("llama2-70b"), way)                   # of smollm2-135m, and says so
+    price_of(open_target("llama2-70b"), way)                   # of qwen2.5-coder-1.5b, and says so
     price_of(open_target("smollm2-135m"), way, measure=True)   # measured now, and kept
 
-A measurement of the model itself on this machine comes first, then its price in the kept results, then an embedded
-model's. `python -m toolkit.planner.prices` writes `data/quality/prices.csv` from the tables of `results/reference`, a
-row for each measurement of a perplexity. Columns: model, treatment (`toolkit.planner.treatments`), bits (a weight of
-the decoder linears; NaN if the source does not say), perplexity, dense_perplexity (of the same text and windows),
-ratio_error (standard error of the logarithm of their ratio, window by window), corpus, sequence_length, windows, source
-(notebook), machine.
+A measurement of the model itself on this machine comes first, then its price in the kept results, then that of the
+embedded model of the nearest size. A price with a packed head stands in for one without, which is not higher. `python
+-m toolkit.planner.prices` writes `data/quality/prices.csv` from the tables of `results/reference`, a row for each
+measurement of a perplexity. Columns: model, treatment (`toolkit.planner.treatments`), bits (a weight of the decoder
+linears; NaN if the source does not say), perplexity, dense_perplexity (of the same text and windows), ratio_error
+(standard error of the logarithm of their ratio, window by window), corpus, sequence_length, windows, source (notebook),
+machine.
 """
 
 import json
@@ -17,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from math import exp, isnan, nan
+from math import exp, isnan, log2, nan
 from pathlib import Path
 
 import pandas as pd
@@ -25,10 +26,12 @@ import pandas as pd
 from toolkit import paths
 from toolkit.errors import UserError, run_command
 from toolkit.files import make_folder, replacing
+from toolkit.models import MODELS
 from toolkit.planner.target import Target
 from toolkit.planner.treatments import EXACT, EXPERTS, FEW_BITS, VARIANTS, measured
 from toolkit.planner.ways import NEURONS, RIVAL, PlannedWay
 from toolkit.records import line
+from toolkit.studies.forms import HEAD_TOO
 from toolkit.studies.quality import EvaluationSettings
 from toolkit.studies.routing import RoutedModel
 
@@ -39,6 +42,14 @@ COLUMNS = (
     *("corpus", "sequence_length", "windows", "source", "machine"),
 )
 SEQUENCE_LENGTH, WINDOWS = 512, 2  # of a measurement here
+UNDER_A_LIMIT = {  # names of `beyond/real_model`: treatments
+    "int8": f"int8{HEAD_TOO}",
+    "Endor, 50 %": "sparsegpt 0.5",
+    "Endor, 50 %, int8": f"sparsegpt 0.5 int8{HEAD_TOO}",
+    "SpQR": f"spqr{HEAD_TOO}",
+    "neurons, 80 %": "few_bits 0.8",
+    "llama.cpp Q8_0": "gguf Q8_0",
+}
 SAME_BITS = 0.1  # share by which the bits of a measurement may differ from those of the way
 
 log = logging.getLogger(__name__)
@@ -90,15 +101,19 @@ def _measured_here(target: Target, way: PlannedWay, text: str, measure: bool) ->
 
 
 def _in_kept_results(target: Target, way: PlannedWay) -> Quality:
-    """The price in the source with most text, of this model if there is one.
+    """The price in the source with most text, of this model or of the one nearest in size.
 
     It is the median of the ratios of all machines; the range has the least and the largest, their errors included.
     """
     prices = load_prices()
+    with_head = prices[prices["treatment"] == way.treatment + HEAD_TOO]
     prices = prices[prices["treatment"] == way.treatment]
+    prices = pd.concat([prices, with_head[~with_head["model"].isin(prices["model"])]])
     if prices.empty:
         return Quality(nan, nan, nan, "")
-    model = target.name if target.name in set(prices["model"]) else prices["model"].min()
+    weights = sum(target.shape.parameters.values())
+    by_distance = {name: abs(log2(MODELS[name].weights / weights)) for name in prices["model"]}
+    model = target.name if target.name in by_distance else min(by_distance, key=by_distance.__getitem__)
     texts = prices[prices["model"] == model].groupby(["source", "corpus", "sequence_length", "windows"])
     rows = max((rows for _, rows in texts), key=_weight)
     ratios, errors = rows["perplexity"] / rows["dense_perplexity"], rows["ratio_error"].fillna(0).map(exp)
@@ -173,8 +188,19 @@ def _of_experts(table: pd.DataFrame, parameters: dict) -> Iterator[dict]:
             yield _row(row["model"], name, row["perplexity"], dense, text, row["difference_error"])
 
 
+def _of_limits(table: pd.DataFrame, parameters: dict) -> Iterator[dict]:
+    """The prices in the table of `beyond/real_model`. The file that the model came as is left out: it is the model."""
+    rows = table.drop_duplicates("way").set_index("way")
+    text = (parameters["corpus"], parameters["sequence_length"], parameters["evaluation_windows"])
+    for way, name in UNDER_A_LIMIT.items():
+        if way in rows.index:
+            row = rows.loc[way]
+            yield _row(parameters["model"], name, row["perplexity"], row["perplexity"] / row["relative"], text)
+
+
 SOURCES: dict[str, Callable[[pd.DataFrame, dict], Iterator[dict]]] = {
     "beyond/bytes_quality": _of_variants,
+    "beyond/real_model": _of_limits,
     "beyond/sparse_curve": _of_zeros,
     "corm/tab01": _of_experts,
     "endor/tab_perplexity": _of_variants,

@@ -1,6 +1,6 @@
 """The time of a token on this machine, by the storage format of the weights, their bytes and the number of layers.
 
-    found = rates()
+    found = rates([STREAMED, EXPERTS, NEURONS])
     found.token["endor_packed", "bfloat16"].seconds(layers=30, nbytes=4.0e6 * 30)    # of one token, all in DRAM
     found.expert[4].seconds(1, 1.5e6)                                                # of one expert of 4 bits, in DRAM
     found.neuron.seconds(40, 2.0e6)                                                  # of a layer that reads 40 neurons
@@ -11,9 +11,9 @@ so times include everything that the runtime adds to its products. None of these
 is predicted.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,21 +31,20 @@ from toolkit.measure.rates import Line, fit_line
 from toolkit.measure.turns import measured, take_turns
 from toolkit.models import decoder_blocks
 from toolkit.planner import stand_ins
-from toolkit.planner.ways import BFLOAT16, EXPERTS, NEURONS, STREAMED, WHOLE, ZEROS, PlannedWay, ways
+from toolkit.planner.ways import BFLOAT16, EXPERTS, NEURONS, RIVAL, STREAMED, WHOLE, ZEROS, PlannedWay, ways
 from toolkit.policies.methods import LLAMA_CPP, PACKED
 from toolkit.policies.placement import LayerMap
 from toolkit.storage.neuron_packing import LAYOUT
 from toolkit.storage.store import Store
 
-# hidden size, FFN, layers: 7, 103 and 226 MB a layer in 16 bits. In 3 bits, too, each model is more than caches hold;
-# one that fits them would make larger ones look faster than they are. Models of the same bytes would not tell what
-# bytes take from what a token takes
-SIZES = ((512, 1536, 32), (2048, 5632, 2), (3072, 8192, 3))
+# hidden size, FFN, layers: 7 and 103 MB a layer in 16 bits. In 3 bits, too, the first and the last are more than caches
+# hold, which would make larger models look faster than they are; the second tells what a token takes beside its layers
+SIZES = ((512, 1536, 24), (512, 1536, 4), (2048, 5632, 3))
 RIVALS_SIZES = ((1024, 2816, 8), (2048, 5632, 2))  # in F16 a deeper random model is too far from bfloat16
 NEURONS_SIZES = ((512, 1536, 2), (1024, 2816, 2), (2048, 5632, 1))
 HEAD, VOCABULARY = 64, 256
 REPETITIONS, TOKENS, SKIPPED, FILLING = 3, 6, 2, 6  # neurons need more tokens before those that count
-READS, TOKENS_READ = 3, 3
+READS, TOKENS_READ = 2, 2
 SAME = [torch.tensor([[stand_ins.TOKEN]])] * (SKIPPED + TOKENS)  # of random weights only time is of interest
 SPARSITY = 0.5  # of the ways with zeros that are timed
 TIMED = list(
@@ -55,8 +54,8 @@ TIMED = list(
         if way.sparsity in (0, SPARSITY) and way.kind == STREAMED and way.head == WHOLE
     }.values()
 )
-DENSE = (f"dense{PACKED}", BFLOAT16)  # method and type
-READ_BY = [way for way in TIMED if way.method == DENSE[0]]  # of both types, since small reads are slower
+DENSE, BY_TORCH = f"dense{PACKED}", "dense"  # methods
+READ_BY = [way for way in TIMED if way.method == DENSE]  # of both types, since small reads are slower
 MIXTURES = ((512, 1792, 6, 2), (512, 1792, 6, 4), (1024, 3584, 3, 2))  # hidden size, an expert's width, layers, experts
 BY_NEURON = next(way for way in ways(experts=False, zeros=ZEROS) if way.kind == NEURONS)
 FFN_OPS = ("predictor", "ffn")
@@ -80,50 +79,62 @@ class Cost:
 class Rates:
     """The time of a token in DRAM by (method, dtype), in llama.cpp by type, of experts by bits; and a read from disk.
 
-    `rival` is empty where llama.cpp cannot run, and `expert` unless a mixture is planned. `expert`, `neuron` and
-    `neuron_read` are times of one layer: of its experts, of a layer by neuron without its reads, and of these reads.
+    `expert`, `neuron` and `neuron_read` are times of one layer: of its experts, of a layer by neuron without its reads,
+    and of these reads. They and `rival` are empty where nobody asked for them, `rival` also where llama.cpp cannot run.
     `disturbed` is the share of turns beside other work.
     """
 
     token: Mapping[tuple[str, str], Cost]
-    expert: Mapping[int, Cost]
-    rival: Mapping[str, Cost]
     read: Line
-    neuron: Cost
-    neuron_read: Cost
+    expert: Mapping[int, Cost] = field(default_factory=dict)
+    rival: Mapping[str, Cost] = field(default_factory=dict)
+    neuron: Cost | None = None
+    neuron_read: Cost | None = None
     disturbed: float = 0.0
 
 
-def are_kept() -> bool:
-    """Whether this machine was measured already."""
-    return layer_times(make=False) is not None and neuron_times(make=False) is not None
+def are_kept(kinds: Collection[str]) -> bool:
+    """Whether what `rates` measures was measured already."""
+    return all(measure(make=False) is not None for measure in _measures(kinds).values())
 
 
-def rates(experts: bool = False, fresh: bool = False) -> Rates:
-    """The rates of this machine, measured once and kept: of layers and neurons, or for a mixture also of `experts`."""
-    layers, by_neuron = layer_times(fresh=fresh), neuron_times(fresh=fresh)
-    rivals = layers[:0] if missing() else rival_times(fresh=fresh)
-    mixtures = mixture_times(fresh=fresh) if experts else layers[:0]
+def rates(kinds: Collection[str], fresh: bool = False) -> Rates:
+    """The rates of this machine that ways of these kinds need, measured once and kept. Layers are always measured.
+
+    Kind `BY_TORCH` stands for layers that go through torch, as those of a model do that is not built like Llama.
+    """
+    times = {kind: measure(fresh=fresh) for kind, measure in _measures(kinds).items()}
+    layers = pd.concat(times[kind] for kind in (STREAMED, BY_TORCH) if kind in times)
     reads = layers[layers["stage"] == "read"]
     read = fit_line(reads["nbytes"], reads["seconds"])
-    long_s = by_neuron["read_bytes"] / GB / read.gb_s  # short reads move their bytes no faster than long ones
-    neuron_read = _cost(by_neuron["read_s"], 1, by_neuron["loaded"], 0.0, long_s)
     token = {
         key: _cost(rows["seconds"], 1, rows["layers"], rows["layers"] * rows["nbytes"])
         for key, rows in layers[layers["stage"] == "token"].groupby(["method", "dtype"])
     }
-    return Rates(
-        token,
-        dict(_experts_costs(mixtures, token[DENSE])) if experts else {},
-        {
-            name: _cost(rows["seconds"], 0, rows["layers"], rows["layers"] * rows["nbytes"])
-            for name, rows in rivals.groupby("method")
-        },
-        read,
-        _cost(by_neuron["seconds"], 1, by_neuron["loaded"], by_neuron["nbytes"]),
-        replace(neuron_read, gb_s=read.gb_s),
-        float(pd.concat([layers, by_neuron, rivals, mixtures])["disturbed"].mean()),
-    )
+    found = Rates(token, read, disturbed=float(pd.concat(times.values())["disturbed"].mean()))
+    if EXPERTS in times:
+        found = replace(found, expert=dict(_experts_costs(times[EXPERTS], token[DENSE, BFLOAT16])))
+    if RIVAL in times:
+        found = replace(found, rival=dict(_rivals_costs(times[RIVAL])))
+    if NEURONS in times:
+        neurons = times[NEURONS]
+        long_s = neurons["read_bytes"] / GB / read.gb_s  # short reads move their bytes no faster than long ones
+        by_read = replace(_cost(neurons["read_s"], 1, neurons["loaded"], 0.0, long_s), gb_s=read.gb_s)
+        by_neuron = _cost(neurons["seconds"], 1, neurons["loaded"], neurons["nbytes"])
+        found = replace(found, neuron=by_neuron, neuron_read=by_read)
+    return found
+
+
+def _measures(kinds: Collection[str]) -> dict[str, Callable[..., pd.DataFrame]]:
+    """The measurements that kinds of ways need; none of llama.cpp where it cannot run."""
+    every = {STREAMED: layer_times, BY_TORCH: torch_times, NEURONS: neuron_times, EXPERTS: mixture_times}
+    every |= {} if missing() else {RIVAL: rival_times}
+    return {kind: measure for kind, measure in every.items() if kind in {STREAMED, *kinds}}
+
+
+def _rivals_costs(times: pd.DataFrame) -> Iterator[tuple[str, Cost]]:
+    for name, rows in times.groupby("method"):
+        yield name, _cost(rows["seconds"], 0, rows["layers"], rows["layers"] * rows["nbytes"])
 
 
 def _experts_costs(times: pd.DataFrame, dense: Cost) -> Iterator[tuple[int, Cost]]:
@@ -158,6 +169,13 @@ def layer_times() -> pd.DataFrame:
 
 
 @measured
+def torch_times() -> pd.DataFrame:
+    """The same of dense layers that go through torch, in DRAM alone."""
+    by_torch = [replace(READ_BY[0], method=BY_TORCH)]
+    return pd.concat([_of_size(*size, by_torch, []) for size in SIZES], ignore_index=True)
+
+
+@measured
 def neuron_times() -> pd.DataFrame:
     """A row for each size and token: one layer by neuron, the median of layers and turns.
 
@@ -186,14 +204,17 @@ def rival_times() -> pd.DataFrame:
     return pd.concat([_of_rivals(*size) for size in RIVALS_SIZES], ignore_index=True)
 
 
-def _of_size(hidden: int, ffn: int, layers: int) -> pd.DataFrame:
+def _of_size(
+    hidden: int, ffn: int, layers: int, in_dram: Sequence[PlannedWay] = TIMED, from_disk: Sequence[PlannedWay] = READ_BY
+) -> pd.DataFrame:
     model, keys = _twin(hidden, ffn, layers), ["method", "dtype", "layers"]
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
-        in_dram = _medians(_turns([_layers(model, way, folder, layers) for way in TIMED], model), keys)
-        readers = [_layers(model, way, folder, layers, on_disk=True) for way in READ_BY]
-        spans = take_turns(readers, READS, TOKENS_READ, 1)
-    reads = _medians(spans[spans["stage"] == "read"], keys)
-    return pd.concat([in_dram.assign(stage="token"), reads.assign(stage="read")])
+        spans = _turns([_layers(model, way, folder, layers) for way in in_dram], model).assign(stage="token")
+        if from_disk:
+            readers = [_layers(model, way, folder, layers, on_disk=True) for way in from_disk]
+            read = take_turns(readers, READS, TOKENS_READ, 1)
+            spans = pd.concat([spans, read[read["stage"] == "read"]])
+    return _medians(spans, [*keys, "stage"])
 
 
 def _layers(model: nn.Module, way: PlannedWay, folder: Path, layers: int, on_disk: bool = False) -> PackedModel:

@@ -3,9 +3,12 @@
 A token passes the layers: those in memory take their time, those on disk are read ahead, one while another is used
 (`toolkit.costs.cost_model`). A mixture reads the experts that are not in memory before it uses them. llama.cpp
 maps its file: pages outside memory are read for each token, at most at the disk's rate. That is a limit, not a
-prediction, and so is the memory's rate where llama.cpp could not be timed. Neurons are read before they are used.
+prediction, and so is the memory's rate where llama.cpp or a layer by neuron was not timed. Neurons are read before
+they are used.
 """
 
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
@@ -13,18 +16,18 @@ from math import ceil
 from toolkit import memory_limits
 from toolkit.costs.cost_model import PlacedLayer, Weight, predict
 from toolkit.costs.machine import GB, Links, Memory, Profile
-from toolkit.costs.probe import probe
+from toolkit.costs.probe import probe, settings_for
 from toolkit.errors import UserError
 from toolkit.models.architectures import ModelShape
 from toolkit.offload.plan import OF_FREE
 from toolkit.planner import hits, sizes
-from toolkit.planner.rates import DENSE, Cost, Rates, rates
+from toolkit.planner.rates import BY_TORCH, DENSE, Cost, Rates, rates
 from toolkit.planner.ways import BFLOAT16, EXPERTS, NEURONS, RIVAL, WHOLE, PlannedWay
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import Way
 from toolkit.storage.direct import whole_blocks
 
-F16 = "llama.cpp F16"  # its head, in every type
+F16 = "llama.cpp F16"
 PASSES = (2, 3)  # the time of one pass is the difference: reads go on from one token to the next
 OPERATIONS = 2  # of a weight and a token
 
@@ -61,12 +64,25 @@ class Machine:
     dram_bytes: int
 
 
-def this_machine(dram_bytes: int | None = None, fresh: bool = False, experts: bool = False) -> Machine:
+def this_machine(dram_bytes: int | None = None, kinds: Collection[str] = (), fresh: bool = False) -> Machine:
     """This machine with so many bytes for weights; None takes as many as the runtime would.
 
-    It is measured once, for a mixture also with `experts`, and again if `fresh`.
+    The rates that these kinds of ways need are measured once, and again if `fresh`.
     """
-    return Machine(_profile(), _rates(experts, fresh), dram_for_weights(dram_bytes))
+    found = _rates(frozenset(kinds), fresh)
+    links = replace(_profile().links, storage_to_dram_gb_s=found.read.gb_s)
+    return Machine(replace(_profile(), links=links), found, dram_for_weights(dram_bytes))
+
+
+def kinds_needed(shape: ModelShape, racing: Iterable[PlannedWay], dram_bytes: int) -> set[str]:
+    """The kinds of rates that these ways of running a model need; llama.cpp's if memory holds one of its files."""
+    kinds = set() if shape.gated else {BY_TORCH}
+    for way in racing:
+        with suppress(UserError):  # of a way that this model does not have
+            memory = sizes.footprint(shape, way)
+            least = memory.whole_bytes if way.kind == RIVAL else memory.needed_bytes
+            kinds |= {way.kind} if least <= dram_bytes else set()
+    return kinds
 
 
 def dram_for_weights(dram_bytes: int | None = None) -> int:
@@ -74,7 +90,13 @@ def dram_for_weights(dram_bytes: int | None = None) -> int:
     return dram_bytes or int(OF_FREE * memory_limits.free_bytes())
 
 
-_profile, _rates = cache(probe), cache(rates)
+@cache
+def _profile() -> Profile:
+    """This machine without its disk, whose rate is that of layers."""
+    return probe(settings=replace(settings_for(memory_limits.total_bytes()), threads=()))
+
+
+_rates = cache(rates)
 
 
 def speed(shape: ModelShape, way: PlannedWay, machine: Machine, prompt_tokens: int) -> Speed:
@@ -110,7 +132,7 @@ def _cost(shape: ModelShape, way: PlannedWay, machine: Machine) -> Cost:
     cost = machine.rates.token[way.method, way.dtype]
     if shape.gated:
         return cost
-    by_torch = machine.rates.token["dense", BFLOAT16]
+    by_torch = machine.rates.token[BY_TORCH, BFLOAT16]
     slower = {name: max(getattr(cost, name), getattr(by_torch, name)) for name in ("token_s", "layer_s")}
     return replace(cost, **slower)
 
@@ -136,14 +158,19 @@ def _neurons(
     rates, loaded, block = machine.rates, read_share * shape.ffn, whole_blocks(memory.unit_bytes)
     multiplied = sizes.predictors_bytes(shape) / shape.layers + held * shape.ffn * memory.unit_bytes
     dense_bytes = shape.parameters["attention"] * sizes.ELEMENT_BYTES + sizes.head_bytes(shape)
-    compute_s = _cost(shape, way, machine).seconds(shape.layers, dense_bytes)
-    compute_s += shape.layers * rates.neuron.seconds(loaded, multiplied)
-    read_s = shape.layers * rates.neuron_read.seconds(loaded, loaded * block) if loaded else 0.0
+    if rates.neuron:
+        compute_s = _cost(shape, way, machine).seconds(shape.layers, dense_bytes)
+        compute_s += shape.layers * rates.neuron.seconds(loaded, multiplied)
+        read_s = shape.layers * rates.neuron_read.seconds(loaded, loaded * block) if loaded else 0.0
+    else:
+        compute_s = (dense_bytes + shape.layers * multiplied) / GB / machine.profile.dram.bandwidth_gb_s
+        read_s = shape.layers * loaded * block / GB / rates.read.gb_s
     all_s = memory.units * block / GB / rates.read.gb_s  # of a prompt that needs nearly every neuron
     first_s = all_s + _prompt_s(shape, machine, prompt_tokens)
     dram = round(memory.fixed_bytes + held * memory.units * memory.unit_bytes)
     limit = _limit(machine, dense_bytes + shape.layers * multiplied, compute_s, read_s)
-    return Speed(compute_s + read_s, first_s, round(shape.layers * loaded * block), dram, held, limit)
+    read, at_best = round(shape.layers * loaded * block), not rates.neuron
+    return Speed(compute_s + read_s, first_s, read, dram, held, limit, at_best)
 
 
 def _experts(
@@ -176,7 +203,7 @@ def _compute_of_experts_s(shape: ModelShape, way: PlannedWay, machine: Machine) 
         packed = machine.rates.token[way.method, way.dtype]
         cost = replace(machine.rates.expert[sizes.DENSE_BITS], gb_s=packed.gb_s)
     experts_s = routed * cost.seconds(used, used * sizes.expert_bytes(shape, way))
-    return machine.rates.token[DENSE].seconds(shape.layers, nbytes) + experts_s
+    return machine.rates.token[DENSE, BFLOAT16].seconds(shape.layers, nbytes) + experts_s
 
 
 def _rival(shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int) -> Speed:
@@ -185,7 +212,7 @@ def _rival(shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.F
     read_s = read / GB / machine.rates.read.gb_s
     compute_s = used / GB / machine.profile.dram.bandwidth_gb_s
     if cost:
-        head = sizes.head_bytes(shape)
+        head = sizes.head_bytes(shape)  # in F16, in every type
         compute_s = cost.seconds(shape.layers, used - head) + head / GB / machine.rates.rival[F16].gb_s
     all_s = memory.unit_bytes * (1 - held) / GB / machine.rates.read.gb_s
     first_s = max(all_s, _prompt_s(shape, machine, prompt_tokens))
@@ -195,7 +222,7 @@ def _rival(shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.F
 
 def _product_s(machine: Machine, nbytes: float) -> float:
     """Seconds of a product with a dense matrix, at the rate of the products of layers."""
-    return nbytes / GB / machine.rates.token[DENSE].gb_s
+    return nbytes / GB / machine.rates.token[DENSE, BFLOAT16].gb_s
 
 
 def _prompt_s(shape: ModelShape, machine: Machine, tokens: int) -> float:
