@@ -10,8 +10,9 @@ quantiser makes none, and `toolkit.formats` refuses files with them.
 
 Ways to multiply, all with fp32 sums:
 
-    avx512_int16     activations in 16 bits, with one scale for every 16 columns; integer products; s · (q − z) is not
-                     rounded to fp16: at most 2⁻¹⁰ · |s| · (|q| + |z|) + 2⁻²⁵ off, if it is finite there
+    avx512_int16     activations in 16 bits, with one scale for every 16 columns: each is off by at most 1/65,024 of the
+                     largest of its 16; integer products; s · (q − z) is not rounded to fp16: at most
+                     2⁻¹⁰ · |s| · (|q| + |z|) + 2⁻²⁵ off, if it is finite there
     avx2             the same with fp32 activations
     avx2_table       decodes 16 rows at a time by a look-up table and multiplies: exactly the weights of `decode`
     avx2_arithmetic  the same, each weight converted by itself (thesis, section 3.2, compares the two)

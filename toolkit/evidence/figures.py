@@ -57,7 +57,7 @@ SUMS = ("transfer", "total")  # of stages
 HATCHES = {"measured": "", "modelled": "///"}  # and none where published
 MARKERS = {"measured": "o", "modelled": "o", "published": "D"}
 BAR_IN, FRAME_IN = 0.29, 0.55  # height of a bar, and of what stands around a panel
-CLAIM = 1.5  # bars that a claim with its long name takes
+CLAIM = 2  # bars that a claim with its long name takes
 RATIOS = ("ratio", "speedup")
 OVERLAPPING = 0.99  # a total below this share of its stages together
 OVERLAPPED = "total, where stages overlap"
@@ -191,7 +191,7 @@ def value_bars(axes: Axes, table: pd.DataFrame, value: str, labels: Sequence[str
 
 def number_at(axes: Axes, words: str, end: float, place: float) -> None:
     """Words behind the end of a horizontal bar, and room for them."""
-    axes.annotate(words, (end, place), (6, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.annotate(words, (end, place), (8, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_xlim(right=max(axes.get_xlim()[1], ROOM * end))
 
 
@@ -202,7 +202,7 @@ def comparison_bars(axes: Axes, comparison: pd.DataFrame, colour: str = "C0") ->
     """
     rows = comparison.assign(fitted=is_fitted(comparison))
     value_bars(axes, rows, "ours", claim_labels(comparison), [colour] * len(rows))
-    axes.tick_params("y", labelsize=7)
+    axes.tick_params("y", labelsize=8)
     keys = [*axes.get_legend_handles_labels()[0], *[FITTED] * bool(rows["fitted"].any())]
     axes.legend(handles=keys, loc="lower right", bbox_to_anchor=(1, 1))  # above the bars, beside the title
 

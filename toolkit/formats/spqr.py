@@ -109,7 +109,7 @@ class SpQRMatrix(Packed):
         return type(self)(shape, self.dtype, words, offsets - offsets[0], outliers).decode()
 
     def matvec(self, x: Tensor) -> Tensor:
-        """The matrix times `x` [*batch, columns] in fp32, read straight from the packed form."""
+        """The matrix times `x` [*batch, columns], fp32, read packed; `toolkit.kernels.spqr` has its errors."""
         check_operand(x)
         return spqr.matvec(self.words, self.outliers, x if self.permutation is None else x[..., self.permutation])
 
