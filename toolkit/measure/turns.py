@@ -94,7 +94,13 @@ def take_turns(
             repetition()
         rounds = [repetition() for _ in range(repetitions)]
         guard.close()
-        _take_again(rounds, repetition, guard)
+
+        def again() -> list[_Turn]:
+            bar.set_description("turns, those that other work disturbed once more", refresh=False)
+            bar.total += len(contestants)
+            return repetition()
+
+        _take_again(rounds, again, guard)
     labels = [contestant.labels for contestant in contestants]
     tables = [
         turn.spans.assign(**own, repetition=number, tokens=turn.spans["token"].nunique(), **turn.load.columns())

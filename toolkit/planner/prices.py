@@ -105,10 +105,13 @@ def _in_kept_results(target: Target, way: PlannedWay) -> Quality:
 
     It is the median of the ratios of all machines; the range has the least and the largest, their errors included.
     """
-    prices = load_prices()
-    with_head = prices[prices["treatment"] == way.treatment + HEAD_TOO]
-    prices = prices[prices["treatment"] == way.treatment]
-    prices = pd.concat([prices, with_head[~with_head["model"].isin(prices["model"])]])
+    prices, least = load_prices(), way.treatment.removesuffix(HEAD_TOO)
+    with_head, without = (prices[prices["treatment"] == name] for name in (least + HEAD_TOO, least))
+    prices = with_head
+    if way.treatment == least:
+        prices = pd.concat([without, with_head[~with_head["model"].isin(without["model"])]])
+    elif target.name in set(without["model"]) - set(with_head["model"]):
+        prices = prices[:0]  # the model's own price without the head may be higher than another model's with it
     if prices.empty:
         return Quality(nan, nan, nan, "")
     weights = sum(target.shape.parameters.values())
