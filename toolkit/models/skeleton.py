@@ -61,8 +61,8 @@ def read_generation_config(folder: Path):
         return GenerationConfig.from_pretrained(folder, local_files_only=True)
 
 
-def check_outline(config, check: Callable[[nn.Module], None], kind: type | None = None) -> None:
-    """Make the causal language model of a configuration, or one of class `kind`, without any memory, and `check` it.
+def check_outline(config, check: Callable[[nn.Module], None], kind: type | None = None) -> nn.Module:
+    """The causal language model of a configuration, or one of class `kind`, without any memory.
 
     `check` compares its shapes with what is stored. Raises what it raises, and `UserError` if transformers cannot make
     the model or its buffers would not fit into memory.
@@ -71,6 +71,7 @@ def check_outline(config, check: Callable[[nn.Module], None], kind: type | None 
         outline = _made(config, kind)
     check(plain(outline))
     check_memory(sum(buffer.nbytes for buffer in outline.buffers()), f"what {CONFIG} has computed for the model")
+    return outline
 
 
 def empty_model(config, check: Callable[[nn.Module], None]) -> nn.Module:
@@ -78,14 +79,10 @@ def empty_model(config, check: Callable[[nn.Module], None]) -> nn.Module:
 
     Raises what `check_outline` raises.
     """
-    from accelerate import init_empty_weights
-
-    check_outline(config, check)
+    model = check_outline(config, check)
     with _usable(CONFIG):
-        with init_empty_weights(include_buffers=False):
-            model = _made(config, None)
         _compute_buffers(model)
-    return plain(model)
+    return model
 
 
 def check_reopens(model: nn.Module) -> None:
@@ -125,23 +122,28 @@ def _told(shape: tuple[int, ...] | None) -> str:
 
 def _made(config, kind: type | None) -> nn.Module:
     from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
 
     kind = kind or mixture.class_of(config)
-    model = kind(config) if kind else AutoModelForCausalLM.from_config(config, **hub.NO_CODE)
+    with no_init_weights():
+        model = kind(config) if kind else AutoModelForCausalLM.from_config(config, **hub.NO_CODE)
     mixture.form_mixtures(model)
-    model.tie_weights()  # making the model empty untied them
+    model.tie_weights()  # initialising would have tied them
     return model
 
 
 def _compute_buffers(model: nn.Module) -> None:
     """Compute the buffers that no file holds as `from_pretrained` does: under torch's default type, not the model's.
 
-    Their types stay. Sines that are computed in bfloat16 are off by up to 0.86 at position 2047 (GPT-J).
+    Their types stay. Buffers that a file holds have no values yet. Sines that are computed in bfloat16 are off by up to
+    0.86 at position 2047 (GPT-J).
     """
     for tensor in model.state_dict(keep_vars=True).values():
         tensor._is_hf_initialized = True  # comes from the folder
     for module in model.modules():
-        module._is_hf_initialized = False
+        module._is_hf_initialized = next(module.buffers(), None) is None  # else it may compute one
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else torch.empty_like(buffer, device="cpu")
     model.initialize_weights()
 
 
