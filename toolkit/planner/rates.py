@@ -44,7 +44,8 @@ RIVALS_SIZES = ((1024, 2816, 8), (2048, 5632, 2))  # in F16 a deeper random mode
 NEURONS_SIZES = ((512, 1536, 2), (1024, 2816, 2), (2048, 5632, 1))
 HEAD, VOCABULARY = 64, 256
 REPETITIONS, TOKENS, SKIPPED, FILLING = 3, 6, 2, 6  # neurons need more tokens before those that count
-READS, TOKENS_READ = 2, 2
+READS, TOKENS_READ = 1, 4
+STEP = 0.02  # standard deviation of random weights
 SAME = [torch.tensor([[stand_ins.TOKEN]])] * (SKIPPED + TOKENS)  # of random weights only time is of interest
 SPARSITY = 0.5  # of the ways with zeros that are timed
 TIMED = list(
@@ -207,7 +208,7 @@ def rival_times() -> pd.DataFrame:
 def _of_size(
     hidden: int, ffn: int, layers: int, in_dram: Sequence[PlannedWay] = TIMED, from_disk: Sequence[PlannedWay] = READ_BY
 ) -> pd.DataFrame:
-    model, keys = _twin(hidden, ffn, layers), ["method", "dtype", "layers"]
+    model, keys = _alike(hidden, ffn, layers), ["method", "dtype", "layers"]
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
         spans = _turns([_layers(model, way, folder, layers) for way in in_dram], model).assign(stage="token")
         if from_disk:
@@ -290,6 +291,23 @@ def _twin(hidden: int, ffn: int, layers: int) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(LlamaConfig(**_sizes(hidden, ffn, layers))).bfloat16().eval().requires_grad_(False)
+
+
+def _alike(hidden: int, ffn: int, layers: int) -> nn.Module:
+    """The same, but all layers have the first one's weights: to draw them all would take longer than the turns."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        model = LlamaForCausalLM(LlamaConfig(**_sizes(hidden, ffn, layers))).bfloat16().eval().requires_grad_(False)
+    first, *others = model.model.layers
+    for part in (first, model.model.embed_tokens, model.lm_head):
+        for weight in part.parameters():
+            if weight.ndim > 1:
+                weight.normal_(0, STEP)
+    for layer in others:
+        layer.load_state_dict(first.state_dict(), assign=True)
+    return model
 
 
 def _sizes(hidden: int, ffn: int, layers: int) -> dict[str, int]:
