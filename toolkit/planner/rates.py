@@ -45,7 +45,6 @@ NEURONS_SIZES = ((512, 1536, 2), (1024, 2816, 2), (2048, 5632, 1))
 HEAD, VOCABULARY = 64, 256
 REPETITIONS, TOKENS, SKIPPED, FILLING = 3, 6, 2, 6  # neurons need more tokens before those that count
 READS, TOKENS_READ = 1, 4
-STEP = 0.02  # standard deviation of random weights
 SAME = [torch.tensor([[stand_ins.TOKEN]])] * (SKIPPED + TOKENS)  # of random weights only time is of interest
 SPARSITY = 0.5  # of the ways with zeros that are timed
 TIMED = list(
@@ -129,8 +128,8 @@ def rates(kinds: Collection[str], fresh: bool = False) -> Rates:
 def _measures(kinds: Collection[str]) -> dict[str, Callable[..., pd.DataFrame]]:
     """The measurements that kinds of ways need; none of llama.cpp where it cannot run."""
     every = {STREAMED: layer_times, BY_TORCH: torch_times, NEURONS: neuron_times, EXPERTS: mixture_times}
-    every |= {} if missing() else {RIVAL: rival_times}
-    return {kind: measure for kind, measure in every.items() if kind in {STREAMED, *kinds}}
+    asked = {kind: measure for kind, measure in every.items() if kind in {STREAMED, *kinds}}
+    return asked | ({RIVAL: rival_times} if RIVAL in kinds and not missing() else {})  # `missing` may install it
 
 
 def _rivals_costs(times: pd.DataFrame) -> Iterator[tuple[str, Cost]]:
@@ -304,7 +303,7 @@ def _alike(hidden: int, ffn: int, layers: int) -> nn.Module:
     for part in (first, model.model.embed_tokens, model.lm_head):
         for weight in part.parameters():
             if weight.ndim > 1:
-                weight.normal_(0, STEP)
+                weight.normal_(0, model.config.initializer_range)
     for layer in others:
         layer.load_state_dict(first.state_dict(), assign=True)
     return model
