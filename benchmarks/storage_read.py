@@ -27,6 +27,7 @@ from toolkit.errors import UserError
 from toolkit.files import scratch_folder
 from toolkit.measure.fio import read_gb_s
 from toolkit.storage.buffers import aligned_buffer
+from toolkit.storage.chunks import in_line
 from toolkit.storage.direct import StoredFile
 from toolkit.storage.readers import READERS, Reader
 
@@ -42,12 +43,12 @@ RIVALS = {  # engine, block in MiB, threads, queue depth
     "io_uring, 1 MiB, depth 32": ("io_uring", 1, 1, 32),
     "io_uring, 4 MiB, depth 8": ("io_uring", 4, 1, 8),
 }
-OURS = {"threads": ("threads", {})}
+OURS = {"threads": ("threads", {}), "aio": ("aio", {})}
 TUNED = {
-    f"{name}, {chunk} MiB, {lanes}": (name, {"chunk_bytes": chunk * MIB, option: lanes})
-    for name, option, counts in (("threads", "threads", (2, 4, 8)), ("aio", "depth", (8, 64)))
+    f"{name}, {chunk} MiB, {depth}": (name, {"chunk_bytes": chunk * MIB, "depth": depth})
+    for name, depths in (("threads", (2, 4, 8)), ("aio", (8, 64)))
     for chunk in (1, 2, 4)
-    for lanes in counts
+    for depth in depths
 }
 GOAL = 0.9
 
@@ -101,7 +102,7 @@ def _contestants(path: Path, readers: dict[str, Reader], nbytes: int) -> dict[tu
 
     def ours(reader: Reader) -> float:
         began = time.perf_counter()
-        reader.read([Whole(SHARD, 0, nbytes)], target)
+        reader.read(in_line([Whole(SHARD, 0, nbytes)]), target)
         return nbytes / (time.perf_counter() - began) / 1e9
 
     def rival(engine: str, block_mib: int, threads: int, depth: int) -> float:

@@ -24,7 +24,7 @@ from toolkit.offload.model import OffloadedModel
 from toolkit.offload.options import Demand
 from toolkit.sparsity import prune
 from toolkit.storage.packing import Linears, pack_model
-from toolkit.storage.readers.threads import Threads
+from toolkit.storage.readers.base import HostReader
 
 LAYERS = 4
 COMMON = {"vocab_size": 61, "hidden_size": 48, "num_hidden_layers": LAYERS, "num_attention_heads": 4}
@@ -111,7 +111,7 @@ def fails_at(monkeypatch):
     """Has the n-th read from here on fail, and no other: `fails_at(3)`."""
 
     def arm(number):
-        fetch, calls = Threads._fetch, []
+        fetch, calls = HostReader._fetch, []
 
         def fails_once(self, *arguments):
             calls.append(arguments)
@@ -119,6 +119,6 @@ def fails_at(monkeypatch):
                 raise OSError(errno.EIO, "bad sector")
             fetch(self, *arguments)
 
-        monkeypatch.setattr(Threads, "_fetch", fails_once)
+        monkeypatch.setattr(HostReader, "_fetch", fails_once)
 
     return arm

@@ -53,6 +53,16 @@ def test_a_layer_that_is_not_needed_any_more_leaves_its_slot_to_the_one_after_ne
     assert disk.fetched == [0, 1, 2, 3, 0]
 
 
+def test_a_layer_that_stays_leaves_the_slot_of_the_one_before_it_to_the_one_after_next():
+    disk = Disk(layers=4, slots=2, staying=1)
+    assert disk.asks(1) == 1
+    assert disk.fetched == [0, 1, 2]
+    assert disk.asks(0) == 0
+    assert disk.fetched == [0, 1, 2, 3]
+    assert [disk.asks(number) for number in (2, 0, 0, 3, 4)] == [2, 0, 0, 3, 4]
+    assert disk.fetched == [0, 1, 2, 3, 4, 1]
+
+
 def test_one_slot_fetches_nothing_ahead_and_a_slot_for_each_layer_fetches_once():
     alone, roomy = Disk(layers=3, slots=1), Disk(layers=2, slots=2)
     assert [alone.asks(number) for number in (0, 0, 1, 0)] == [0, 0, 1, 0]

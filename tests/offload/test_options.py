@@ -37,7 +37,7 @@ def test_what_cannot_be_is_refused_before_anything_is_opened():
         *(({"dram_bytes": wrong}, "dram_bytes=.*expected a number of bytes from 0") for wrong in NO_BYTES),
         *(({"device_bytes": wrong, "device": "cuda"}, "device_bytes=.*from 0") for wrong in NO_BYTES),
         ({"device_bytes": 5}, "device_bytes=5: a CPU has no memory but DRAM"),
-        ({"reader": "direct"}, "this model computes on the CPU: use reader 'threads'"),
+        ({"reader": "direct"}, "this model computes on the CPU: leave it out"),
         ({"reader": "direct", "device": "cuda", "method": "zstd"}, "this method unpacks on the CPU"),
     ]:
         with pytest.raises(UserError, match=told):

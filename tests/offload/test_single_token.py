@@ -7,6 +7,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
 
 from tests.offload.conftest import FAMILIES, GATED, GEMMA3, LAYERS, pruned
+from toolkit.offload import single_token
 from toolkit.offload.growing_cache import GrowingLayer, GrowingWindow
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.single_token import SingleToken
@@ -56,6 +57,15 @@ def served(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(family) / "store"
     pack_model(model, folder, Linears(("endor",)), family)
     return model, folder
+
+
+def test_products_are_bound_once_for_each_slot_that_a_layer_passes_through(served, monkeypatch):
+    """Three layers are read through two slots, so each lies in the other slot at the next token."""
+    made, program = [], single_token.Program
+    monkeypatch.setattr(single_token, "Program", lambda stages: made.append(1) or program(stages))
+    with OffloadedModel.open(served[1], "endor_packed", placement=LayerMap(0, 1, 3)) as ours:
+        stepwise(ours.model, DynamicCache(config=served[0].config))
+    assert len(made) == 2 * (1 + 2 * 3)  # two groups a layer
 
 
 @pytest.mark.parametrize("where", [LayerMap(0, LAYERS, 0), LayerMap(0, 1, LAYERS - 1)])

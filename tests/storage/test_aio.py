@@ -14,7 +14,7 @@ from toolkit.kernels import reads as asynchronous
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.chunks import in_line
 from toolkit.storage.direct import BLOCK_BYTES
-from toolkit.storage.readers import READERS, open_scattered
+from toolkit.storage.readers import READERS, open_reader
 
 RANGES = [Part("a", 4096, 30 * BLOCK_BYTES), Part("c", 0, 64 * BLOCK_BYTES), Part("a", 0, 0), Part("b", 0, 4096)]
 
@@ -69,8 +69,8 @@ def test_where_the_system_refuses_it_threads_read(stored, monkeypatch, number, r
     with pytest.raises(UserError, match=f"{reason}.*use reader 'threads'"):
         READERS["aio"](stored)
     store = type("Store", (), {"files": lambda self, *variants: stored})()
-    with open_scattered(store, depth=3) as reader:
-        assert (reader.name, reader.threads) == ("threads", 3)
+    with open_reader(None, store, depth=3) as reader:
+        assert (reader.name, reader.depth) == ("threads", 3)
 
 
 def test_what_failed_once_or_was_not_started_is_read_again(stored, monkeypatch):

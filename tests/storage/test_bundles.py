@@ -106,7 +106,7 @@ def test_reads_into_rows_and_through_the_buffer_give_the_same(wide, layout, chos
     memory[:] = 7
     shift = 0 if aligned else 2
     rows = memory[shift : shift + len(neurons) * 4 * WIDE].view(torch.bfloat16).view(len(neurons), 2 * WIDE)
-    with open_reader("threads", store, layout, chunk_bytes=BLOCK_BYTES, threads=3) as reader:
+    with open_reader("threads", store, layout, chunk_bytes=BLOCK_BYTES, depth=3) as reader:
         buffer = aligned_buffer(0 if aligned else bundles.buffer_bytes(layer, len(neurons), gap))
         bundles.read_neurons(reader, layer, neurons, rows, buffer, gap)
     assert torch.equal(rows, expected[torch.from_numpy(neurons)])

@@ -100,7 +100,7 @@ def test_only_what_cannot_fall_back_is_called_gds(kvikio, stored):
         state = kvikio(
             posix, nvidia_fs, allow_compat
         )  # where compatibility is allowed, any file may fall back silently
-        with READERS["kvikio"](stored, threads=3) as reader:
+        with READERS["kvikio"](stored, depth=3) as reader:
             assert reader.mode == ("gds" if nvidia_fs and not (posix or allow_compat) else "compat")
             assert state["settings"] == [{"num_threads": 3, "gds_threshold": 0}]
         assert state == {"settings": [], "opened": 0}

@@ -22,7 +22,6 @@ from toolkit.storage.direct import BLOCK_BYTES, ChangedError, StoredFile
 from toolkit.storage.readers import READERS, open_reader
 
 HOST = ("threads", "aio")  # kvikio has its own tests
-LANES = {"threads": "threads", "aio": "depth"}
 
 
 @pytest.fixture(params=HOST)
@@ -48,7 +47,7 @@ def test_any_chunks_go_to_their_places(name, stored, blocks, sizes, chunk, lanes
         wanted[place : place + size] = content[first : first + size]
         chunks.append(Chunks(shard, *(np.array([number * BLOCK_BYTES]) for number in (first, size, place))))
         place += size + gap
-    with READERS[name](stored, chunk_bytes=chunk * BLOCK_BYTES, **{LANES[name]: lanes}) as reader:
+    with READERS[name](stored, chunk_bytes=chunk * BLOCK_BYTES, depth=lanes) as reader:
         for _ in range(2):
             reader.read(chunks, target)
             assert (target.reshape(wanted.shape) == wanted).all()
@@ -116,7 +115,7 @@ def test_a_read_that_fails_in_one_of_many_threads_stops_the_others(stored, tmp_p
     target = aligned_buffer(BLOCK_BYTES)
     places = np.zeros(blocks, np.int64)
     beyond = Chunks("v", (50 + np.arange(blocks)) * BLOCK_BYTES, np.full(blocks, BLOCK_BYTES), places)
-    with READERS["threads"]({"v": StoredFile.of(path)}, threads=32) as reader:
+    with READERS["threads"]({"v": StoredFile.of(path)}, depth=32) as reader:
         taken = []
         fetch = reader._read_all
         reader._read_all = lambda *arguments: taken.append(fetch(*arguments))
@@ -171,6 +170,14 @@ def test_a_file_system_without_direct_reads_is_buffered_and_says_so(name, stored
         assert reader.mode == "buffered"
         reader.read(in_line([Part("a", 0, 37 * BLOCK_BYTES)]), target)
     assert target.tobytes() == stored["a"].path.read_bytes()
+
+
+def test_threads_are_the_quickest_reader_through_the_page_cache(store, o_direct):
+    with open_reader(None, store) as reader:
+        assert reader.name == "aio"
+    o_direct("refused")
+    with open_reader(None, store, depth=3) as reader:
+        assert (reader.name, reader.depth) == ("threads", 3)
 
 
 def test_one_buffered_file_makes_the_reader_buffered(name, stored, monkeypatch):
@@ -250,7 +257,7 @@ def test_an_error_waits_for_the_other_threads(stored, monkeypatch):
         else:
             raise OSError("this one fails at once")
 
-    with READERS["threads"](stored, chunk_bytes=BLOCK_BYTES, threads=4) as reader:
+    with READERS["threads"](stored, chunk_bytes=BLOCK_BYTES, depth=4) as reader:
         monkeypatch.setattr("toolkit.storage.readers.threads.read_ranges", slow)
         with pytest.raises(OSError, match="fails at once"):
             reader.read(in_line([Part("c", 0, 64 * BLOCK_BYTES)]), aligned_buffer(64 * BLOCK_BYTES))
@@ -261,7 +268,7 @@ def test_bad_arguments(name, store, stored):
     with pytest.raises(UserError, match="chunk of 1000 bytes"):
         READERS[name](stored, chunk_bytes=1000)
     with pytest.raises(UserError, match="0: expected at least 1"):
-        READERS[name](stored, **{LANES[name]: 0})
+        READERS[name](stored, depth=0)
     with pytest.raises(UserError, match="unknown reader 'mmap'; choose from: aio, kvikio, threads"):
         open_reader("mmap", store)
     assert all(READERS[key].name == key for key in READERS)

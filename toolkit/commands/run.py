@@ -64,7 +64,7 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--weights", choices=["decoded", "packed"], help="see below (default: decoded; spqr: packed)")
     parser.add_argument("--policy", default="pipelined", choices=POLICIES, help="default: pipelined")
     parser.add_argument("--residency", metavar="NAME", help="which neurons or experts stay in memory: lru, lfu, ...")
-    readers = "default: threads, or aio for neurons; kvikio reads straight into a GPU"
+    readers = "default: aio, or threads where the system has none; kvikio reads straight into a GPU"
     parser.add_argument("--reader", choices=READERS, help=readers)
     parser.add_argument("--draft", type=Path, metavar="FOLDER2", help="a packed copy of the same model; see below")
     parser.add_argument("--draft-tokens", type=whole, help="drafted a pass (default: while a further one is worth it)")

@@ -166,7 +166,7 @@ class LayerPass(Contestant):
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         """The files, and the layer in its buffer if it is in DRAM."""
-        with open_reader("threads", self.shared.store, self.form) as self.reader:
+        with open_reader(None, self.shared.store, self.form) as self.reader:
             if not self.is_read:
                 self.reader.read(self.layer.chunks, self.buffer)
             self.mode, self.recorder = self.reader.mode if self.is_read else "memory", Recorder()
@@ -209,6 +209,6 @@ def _weights(store: Store, form: str, buffer: np.ndarray) -> Mapping[str, Packed
 
     Making a weight checks it against the contents of its buffer, so the buffer is read first.
     """
-    with open_reader("threads", store, form) as reader:
+    with open_reader(None, store, form) as reader:
         reader.read(store.layer(0, form).chunks, buffer)
     return store.layer(0, form).view(buffer)

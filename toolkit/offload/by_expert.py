@@ -43,7 +43,7 @@ class ByExpert(OnDemand):
         outline = mixtures_by_layer(self.model)
         self._slot_bytes = max(run.nbytes for layer in outline for run in store.layer(layer, LAYOUT).ops.values())
         self._slots = self._take_slots(outline)
-        self._reader = opening.stack.enter_context(open_reader(options.disk_reader, store, LAYOUT))
+        self._reader = opening.stack.enter_context(open_reader(options.reader, store, LAYOUT))
         self.mode = self._reader.mode
 
     def take_over(self) -> None:

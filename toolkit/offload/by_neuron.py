@@ -33,7 +33,7 @@ from toolkit.storage.buffers import HUGE_PAGE_BYTES, aligned_buffer
 from toolkit.storage.buffers import buffer_bytes as whole_pages
 from toolkit.storage.direct import BLOCK_BYTES, whole_blocks
 from toolkit.storage.neuron_packing import LAYOUT, NEEDS, check_fits, width
-from toolkit.storage.readers import open_reader, open_scattered
+from toolkit.storage.readers import open_reader
 
 STAGED = 512  # neurons that one read brings at most; their buffer is shared by all layers
 GAP_BYTES = 8192  # between neurons that are read over, since a request more would take longer
@@ -75,9 +75,7 @@ class ByNeuron(OnDemand):
         check_predictors(self.model, self.predictors)
         self.hot = self._choose_hot()
         self._shares = self._share()
-        lanes = {"threads": DEPTH} if options.reader == "threads" else {"depth": DEPTH}
-        files = open_reader(options.reader, store, LAYOUT, **lanes) if options.reader else None
-        self._files = opening.stack.enter_context(files or open_scattered(store, LAYOUT, depth=DEPTH))
+        self._files = opening.stack.enter_context(open_reader(options.reader, store, LAYOUT, depth=DEPTH))
         self.mode = self._files.mode
 
     def take_over(self) -> None:

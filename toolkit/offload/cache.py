@@ -99,6 +99,8 @@ class Ring(Cache, AbstractContextManager):
                 # start this before waiting: its slot is free, and the disk does not pause between two reads
                 self.ahead(following, 1 - slot)
             self._used = slot
+        else:
+            self.go_on()
         return self.need(number)
 
     def go_on(self) -> None:

@@ -56,7 +56,7 @@ class HeldHead:
         """Read the parts and put them in the place of the model's head."""
         device, parts = Cpu(), []
         scratch = device.empty(self._scratch_bytes)
-        with open_reader("threads", self._store, self._variant) as reader:
+        with open_reader(None, self._store, self._variant) as reader:
             for (number, stored), linear in zip(self._parts.items(), head_parts(model, self._rows), strict=True):
                 fetch = itself(self._read(reader, stored))
                 parts.append(OffloadedLinear(linear, HEAD, number, fetch, scratch, True, recorder, device))

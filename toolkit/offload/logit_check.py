@@ -164,7 +164,7 @@ def _as_packed(opened: OffloadedModel, model: nn.Module) -> Iterator[None]:
 def _copy_experts(store: Store, model: nn.Module) -> None:
     """Copy the stored experts of few bits into a model."""
     slot = aligned_buffer(store.slot_bytes(experts.LAYOUT))
-    with open_reader("threads", store, experts.LAYOUT) as reader:
+    with open_reader(None, store, experts.LAYOUT) as reader:
         for number, mixture in mixtures_by_layer(model).items():
             layer = store.layer(number, experts.LAYOUT)
             reader.read(layer.chunks, slot)

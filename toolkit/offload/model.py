@@ -206,7 +206,7 @@ def unpack_model(store: Store, variant: str) -> nn.Module:
     model = skeleton(store, lambda outline: store.check_fits(outline, variant))
     model.load_state_dict(dict(store.rest()), strict=False, assign=True)
     slot = aligned_buffer(store.slot_bytes(variant))
-    with open_reader("threads", store, variant) as reader:
+    with open_reader(None, store, variant) as reader:
         every = linears_by_layer(model, store.head_rows)
         for layer, linears in zip(store.layers_of(variant), every, strict=True):
             reader.read(layer.chunks, slot)

@@ -72,7 +72,7 @@ class Options:
             DRAM with layers spread among those on disk, as far as budgets allow.
         policy: "pipelined" brings the next layer while one is used; "sequential" does one thing at a time.
         reader: a key of `toolkit.storage.readers.READERS`; "kvikio" reads straight into a GPU's memory. None takes
-            "threads" for whole layers, and `open_scattered` for neurons, the best one for many short reads.
+            the quickest of this system (`open_reader`).
         verify: read the whole store first, compare checksums and check that packed weights agree with themselves. They
             are not checked again later: pass False only for a store that was verified before, since the results of a
             damaged one are wrong. No store makes a kernel touch memory outside of its tensors, verified or not.
@@ -113,17 +113,12 @@ class Options:
             )
         if self.direct and (self.stored.decoded_in == "dram" or not self.on_gpu):
             why = "this method unpacks on the CPU" if self.on_gpu else "this model computes on the CPU"
-            raise UserError(f"reader {self.reader!r} reads into a GPU's memory, and {why}: use reader 'threads'")
+            raise UserError(f"reader {self.reader!r} reads into a GPU's memory, and {why}: leave it out")
 
     @property
     def stored(self) -> Method:
         """The format that weights are stored in, and where they are decoded."""
         return find_method(self.method or FAVOURITE)
-
-    @property
-    def disk_reader(self) -> str:
-        """The reader of whole layers."""
-        return self.reader or "threads"
 
     @property
     def on_gpu(self) -> bool:
@@ -133,7 +128,7 @@ class Options:
     @property
     def direct(self) -> bool:
         """Whether the reader reads into a GPU's memory, past DRAM."""
-        return READERS[self.disk_reader].into == "device"
+        return self.reader is not None and READERS[self.reader].into == "device"
 
     @property
     def way(self) -> Way:

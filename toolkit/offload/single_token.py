@@ -7,9 +7,11 @@ So its last digits differ from those of transformers, as those of packed product
 """
 
 import functools
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from operator import is_
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -35,6 +37,7 @@ from toolkit.models import decoder_blocks
 from toolkit.offload.growing_cache import GROWING, GrowingLayer
 from toolkit.offload.head import OffloadedHead
 from toolkit.offload.linear import OffloadedLinear
+from toolkit.policies.ways import POLICIES
 
 # RMSNorm, rotary embeddings, attention with grouped heads, gated FFNs; some with biases or norms of queries and
 # keys, layers that attend to a window, or norms after attention and FFN
@@ -49,6 +52,7 @@ CLASSES = (
 WINDOWED = (MistralForCausalLM, MixtralForCausalLM)  # their layers do not say so
 GATES = ("silu", "gelu_pytorch_tanh")
 UNSUPPORTED = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")  # Gemma's options
+PLACES = max(policy.slots for policy in POLICIES.values())  # that one layer lies in, pass by pass
 WITHOUT_EFFECT = {"logits_to_keep", "return_dict", "use_cache", "cache_position"}  # for one token, these values or any
 
 
@@ -164,7 +168,7 @@ class Siblings:
 class Group:
     """Steps of one layer that follow each other: linears, whose weights are used packed, and tasks.
 
-    Weights that stay in memory are bound once, others whenever they come.
+    Weights are bound once for each place that they lie in: a layer that is read passes through two slots in turn.
     """
 
     def __init__(self, *steps: Siblings | Task):
@@ -176,23 +180,31 @@ class Group:
     def __call__(self) -> None:
         """Do all steps. They are one span, of stage `compute`."""
         weights = [linear.fetched() for linear in self.linears]
-        if any(now is not bound for now, bound in zip(weights, self._weights, strict=True)):
-            self._bind(weights)
+        bound = next((bound for bound in self._bound if all(map(is_, bound.weights, weights))), None)
+        if bound is None:
+            self._bound.append(bound := self._bind(weights))
         first = self.linears[0]
         begun_s = first.recorder.now_s()
-        self._program.run()
-        first.ended("compute", begun_s, self._nbytes, self.name)
+        bound.program.run()
+        first.ended("compute", begun_s, bound.nbytes, self.name)
 
     def close(self) -> None:
         """Release the weights."""
-        self._weights: list[Packed | None] = [None] * len(self.linears)
-        self._program: Program | None = None
+        self._bound: deque[_Bound] = deque(maxlen=PLACES)
 
-    def _bind(self, weights: Sequence[Packed]) -> None:
+    def _bind(self, weights: Sequence[Packed]) -> "_Bound":
         left = iter(weights)
         each = [step.stages(left) if isinstance(step, Siblings) else [[step]] for step in self.steps]
-        self._program = Program([stage for some in each for stage in some])
-        self._weights, self._nbytes = list(weights), sum(weight.nbytes for weight in weights)
+        program = Program([stage for some in each for stage in some])
+        return _Bound(weights, program, sum(weight.nbytes for weight in weights))
+
+
+class _Bound(NamedTuple):
+    """A program, and the weights that it multiplies with."""
+
+    weights: Sequence[Packed]
+    program: Program
+    nbytes: int
 
 
 def _matvec(weight: Packed, x: Tensor, out: Tensor) -> None:

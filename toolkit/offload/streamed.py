@@ -57,7 +57,7 @@ class Streamed(Strategy):
             store.verify(way.stored.format)
         self._packed, self._scratch_bytes = way.stored.used_packed, fixed["scratch"]
         self.by_token = self._packed and isinstance(device, Cpu)
-        self._source, self.mode = _source(opening, Plan(layers, self.placement.tiers, way), options.disk_reader)
+        self._source, self.mode = _source(opening, Plan(layers, self.placement.tiers, way), options.reader)
         self._layer: tuple[int, Mapping[str, Packed]] | None = None
         opening.stack.callback(setattr, self, "_layer", None)
 
@@ -92,11 +92,11 @@ class Streamed(Strategy):
             self._source.go_on()
 
 
-def _source(opening: Opening, plan: Plan, reader: str) -> tuple[Streamer | Uploader, str]:
+def _source(opening: Opening, plan: Plan, reader: str | None) -> tuple[Streamer | Uploader, str]:
     """The streamer of the layers, and the mode of its reads."""
     stack, store, form, direct = opening.stack, opening.store, plan.way.stored.format, None
     if plan.way.path == "direct":
-        direct, reader = stack.enter_context(open_reader(reader, store, form)), "threads"
+        direct, reader = stack.enter_context(open_reader(reader, store, form)), None
     files = stack.enter_context(open_reader(reader, store, form))
     if plan.way.device == "cpu":
         streamer = Streamer(plan, files, opening.budgets["dram"], opening.recorder)

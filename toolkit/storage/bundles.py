@@ -6,7 +6,7 @@ projection transposed, so two or three shorter ranges per neuron.
 
     write_store(folder, bundle_ops(decoder_ffns(model), ["bundled"]))
     layer = Store.open(folder).layer(0, "bundled")
-    with open_reader("threads", store, "bundled", threads=32) as reader:
+    with open_reader(None, store, "bundled") as reader:
         read_neurons(reader, layer, neurons, rows, aligned_buffer(buffer_bytes(layer, most_neurons)))
 
 Reads go straight into `rows` where weights are whole blocks and `rows` are aligned, as a `NeuronStore`'s are; otherwise

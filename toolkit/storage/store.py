@@ -1,7 +1,7 @@
 """A store: a model or a layer as a folder of aligned shards, opened for reading.
 
 store = Store.open(folder)
-with open_reader("threads", store, "endor") as reader:
+with open_reader(None, store, "endor") as reader:
     slot = aligned_buffer(store.slot_bytes("endor"))
     layer = store.layer(0, "endor")
     reader.read(layer.chunks, slot)

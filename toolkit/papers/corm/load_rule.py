@@ -40,7 +40,7 @@ from toolkit.measure.turns import measured, take_turns
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.bundles import buffer_bytes, buffered_chunks
-from toolkit.storage.readers import Reader, open_reader, open_scattered
+from toolkit.storage.readers import Reader, open_reader
 from toolkit.storage.runs import Layer
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
@@ -115,8 +115,8 @@ def load_times(
     store = Store.open(expert_store(model, bits) / "store")
     generator, tables = np.random.default_rng(0), []
     with ExitStack() as stack:
-        whole = stack.enter_context(open_reader("threads", store))
-        scattered = stack.enter_context(open_scattered(store, depth=DEPTH))
+        whole = stack.enter_context(open_reader(None, store))
+        scattered = stack.enter_context(open_reader(None, store, depth=DEPTH))
         for number in bits:
             expert = store.layer(0, f"bits{number}")
             racing = [

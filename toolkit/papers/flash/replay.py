@@ -48,7 +48,7 @@ from toolkit.sparsity.synthetic import UsageLaw, draw
 from toolkit.sparsity.trace import Trace
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.bundles import adjoining
-from toolkit.storage.readers import Reader, open_scattered
+from toolkit.storage.readers import Reader, open_reader
 from toolkit.storage.runs import Layer
 from toolkit.storage.store import Store
 from toolkit.timeline import Recorder
@@ -101,7 +101,7 @@ def replay_spans(replay: Replay) -> pd.DataFrame:
     store, trace = twin_bundles(replay.model, replay.layers), replay.trace()
     active = [trace.active(layer)[0].numpy() for layer in range(trace.layers)]
     predictors = [_low_rank(replay, layer) for layer in range(trace.layers)]
-    with open_scattered(store, depth=replay.depth) as reader:
+    with open_reader(None, store, depth=replay.depth) as reader:
         racing = [
             NeuronReplay(replay, way, store, reader, active, predictors)
             if WAYS[way].predicted

@@ -1,6 +1,6 @@
 """The registry of readers, which bring parts of a store into memory. They use different system interfaces.
 
-with open_reader("threads", store, "endor") as reader:
+with open_reader(None, store, "endor") as reader:
     future = reader.submit(store.layer(1, "endor").chunks, other_slot)  # while the layer before is used
     future.result()
 """
@@ -14,31 +14,33 @@ from toolkit.storage.readers.kvikio import KvikIO
 from toolkit.storage.readers.threads import Threads
 from toolkit.storage.store import Store
 
-__all__ = ["READERS", "Reader", "open_reader", "open_scattered"]
+__all__ = ["READERS", "Reader", "open_reader"]
 
 log = logging.getLogger(__name__)
 
 READERS: dict[str, type[Reader]] = {cls.name: cls for cls in (Threads, Aio, KvikIO)}
 
 
-def open_reader(name: str, store: Store, *variants: str, **options: int) -> Reader:
+def open_reader(name: str | None, store: Store, *variants: str, **options: int) -> Reader:
     """Open a reader for the shards of these variants, or of all variants.
 
-    `options` are those of the reader's class (`chunk_bytes`, `threads`, `depth`). Raises `UserError` for an unknown
-    name, and for a reader that this machine cannot run; the message says what is missing.
+    `options` are `chunk_bytes` and `depth`, the reads that are under way at once. None takes the quickest reader of
+    host memory: "aio"; or "threads" where the system refuses that, or reads only through the page cache, in which
+    asynchronous reads wait for each other.
+
+    Raises `UserError` for an unknown name, and for a reader that this machine cannot run; the message says what is
+    missing.
     """
-    if name not in READERS:
-        raise unknown("reader", name, READERS)
-    return READERS[name](store.files(*variants), **options)
-
-
-def open_scattered(store: Store, *variants: str, depth: int) -> Reader:
-    """Open a reader for many short reads, `depth` of them under way at once.
-
-    It is "aio", or as many threads where the system refuses that: threads must be woken for each call.
-    """
+    if name is not None:
+        if name not in READERS:
+            raise unknown("reader", name, READERS)
+        return READERS[name](store.files(*variants), **options)
     try:
-        return open_reader("aio", store, *variants, depth=depth)
+        reader = open_reader(Aio.name, store, *variants, **options)
     except UserError as error:
         log.info("%s", error)
-        return open_reader("threads", store, *variants, threads=depth)
+    else:
+        if reader.mode == "direct":
+            return reader
+        reader.close()
+    return open_reader(Threads.name, store, *variants, **options)

@@ -16,7 +16,7 @@ from toolkit.storage.direct import StoredFile
 from toolkit.storage.readers.base import Reader, Target, at_least_one
 
 CHUNK_BYTES = 4 << 20
-THREADS = 4
+DEPTH = 4
 
 
 class KvikIO(Reader):
@@ -28,14 +28,14 @@ class KvikIO(Reader):
     name = "kvikio"
     into = "device"
 
-    def __init__(self, files: Mapping[str, StoredFile], chunk_bytes: int = CHUNK_BYTES, threads: int = THREADS):
-        self.threads = at_least_one("threads", threads)
+    def __init__(self, files: Mapping[str, StoredFile], chunk_bytes: int = CHUNK_BYTES, depth: int = DEPTH):
+        self.depth = at_least_one("depth", depth)
         super().__init__(files, chunk_bytes)
 
     def _open(self, stack: ExitStack) -> str:
         kvikio = _module()
         # KvikIO sends reads below the threshold through the host in any mode
-        stack.enter_context(kvikio.defaults.set({"num_threads": self.threads, "gds_threshold": 0}))
+        stack.enter_context(kvikio.defaults.set({"num_threads": self.depth, "gds_threshold": 0}))
         mode = "gds" if _straight(kvikio, stack) else "compat"
         self._files = {shard: stack.enter_context(kvikio.CuFile(file.path, "r")) for shard, file in self.files.items()}
         for shard, file in self.files.items():

@@ -12,7 +12,7 @@ from toolkit.storage.direct import StoredFile
 from toolkit.storage.readers.base import HostReader, at_least_one
 
 CHUNK_BYTES = 1 << 20
-THREADS = 4
+DEPTH = 4
 
 
 class Threads(HostReader):
@@ -20,18 +20,18 @@ class Threads(HostReader):
 
     name = "threads"
 
-    def __init__(self, files: Mapping[str, StoredFile], chunk_bytes: int = CHUNK_BYTES, threads: int = THREADS):
-        self.threads = at_least_one("threads", threads)
+    def __init__(self, files: Mapping[str, StoredFile], chunk_bytes: int = CHUNK_BYTES, depth: int = DEPTH):
+        self.depth = at_least_one("depth", depth)
         super().__init__(files, chunk_bytes)
 
     def _open(self, stack: ExitStack) -> str:
         warm_up()
-        self._pool = stack.enter_context(ThreadPoolExecutor(self.threads, "storage-pread"))
+        self._pool = stack.enter_context(ThreadPoolExecutor(self.depth, "storage-pread"))
         return super()._open(stack)
 
     def _read_all(self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]) -> None:
         arguments = (descriptor, chunks.offsets, chunks.sizes, chunks.places, target, np.zeros(1, np.int64))
-        helpers = [self._pool.submit(read_ranges, *arguments) for _ in range(min(self.threads, len(chunks.sizes)) - 1)]
+        helpers = [self._pool.submit(read_ranges, *arguments) for _ in range(min(self.depth, len(chunks.sizes)) - 1)]
         try:
             read_ranges(*arguments)  # this thread is one of them
         finally:
