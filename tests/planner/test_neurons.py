@@ -88,10 +88,11 @@ def test_rates_come_back_from_times_that_are_made_of_them(monkeypatch):
     token = {"stage": "token", "method": "dense_packed", "dtype": "bfloat16", "layers": layers, "nbytes": nbytes}
     token = pd.DataFrame(token | {"seconds": 5e-3 + layers * 1e-3 + layers * nbytes / 10 / GB, "disturbed": 0.0})
     read = token.assign(stage="read", seconds=1e-3 + nbytes / 2 / GB)
+    partly = token[:1].assign(stage="partly")
     loaded, block, nbytes = (pd.Series(each) for each in ([40.0, 100.0, 250.0], [4096, 8192, 12288], [2e6, 3e7, 1e7]))
     neurons = {"loaded": loaded, "nbytes": nbytes, "seconds": 1e-3 + 1e-6 * loaded + nbytes / 20 / GB, "disturbed": 0.5}
     neurons |= {"read_bytes": loaded * block, "read_s": 2e-3 + 1e-5 * loaded + loaded * block / 2 / GB}
-    for name, table in {"layer_times": pd.concat([token, read]), "neuron_times": pd.DataFrame(neurons)}.items():
+    for name, table in {"layer_times": pd.concat([token, read, partly]), "neuron_times": pd.DataFrame(neurons)}.items():
         made = partial(lambda table, fresh: table, table)
         made.__name__ = name
         monkeypatch.setattr(rates, name, made)

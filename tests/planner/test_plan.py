@@ -58,6 +58,15 @@ def test_a_token_from_disk_takes_its_bytes_over_the_disks_rate(machine):
     assert found.limit == "disk"
 
 
+def test_products_lose_time_to_reads_beside_them(machine):
+    """Ten seconds of products for each of reads: the reads are hidden, and half of their time is lost."""
+    shape, dense = ARCHITECTURES["llama2-7b"], way("dense")
+    slow = {key: Cost(0, 0, 0.2) for key in machine.rates.token}
+    slower = [replace(machine, rates=replace(machine.rates, token=slow, taken=taken)) for taken in (0.0, 0.5)]
+    hidden, found = (speed.speed(shape, dense, each, 64) for each in slower)
+    assert found.seconds - hidden.seconds == pytest.approx(found.read_bytes / 2 / GB / 2)
+
+
 def test_the_first_way_is_the_fastest_within_the_loss(machine):
     found = plan("llama2-7b", 6 * GB, machine=machine)
     within = found.table[(found.table["relative"] <= 1.05) & ~found.table["at_best"]]

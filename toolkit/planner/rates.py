@@ -59,6 +59,7 @@ READ_BY = [way for way in TIMED if way.method == DENSE]  # of both types, since 
 MIXTURES = ((512, 1792, 6, 2), (512, 1792, 6, 4), (1024, 3584, 3, 2))  # hidden size, an expert's width, layers, experts
 BY_NEURON = next(way for way in ways(experts=False, zeros=ZEROS) if way.kind == NEURONS)
 FFN_OPS = ("predictor", "ffn")
+FEW = 8  # of so many layers one is read while products go on: reads take less time than they
 FASTEST_GB_S = 1000.0  # where the fit finds that bytes take no time at all
 
 
@@ -81,7 +82,8 @@ class Rates:
 
     `expert`, `neuron` and `neuron_read` are times of one layer: of its experts, of a layer by neuron without its reads,
     and of these reads. They and `rival` are empty where nobody asked for them, `rival` also where llama.cpp cannot run.
-    `disturbed` is the share of turns beside other work.
+    `taken` is the time that products lose for each second of reads beside them: the disk writes into the same memory,
+    and its driver needs a core. `disturbed` is the share of turns beside other work.
     """
 
     token: Mapping[tuple[str, str], Cost]
@@ -90,6 +92,7 @@ class Rates:
     rival: Mapping[str, Cost] = field(default_factory=dict)
     neuron: Cost | None = None
     neuron_read: Cost | None = None
+    taken: float = 0.0
     disturbed: float = 0.0
 
 
@@ -111,7 +114,8 @@ def rates(kinds: Collection[str], fresh: bool = False) -> Rates:
         key: _cost(rows["seconds"], 1, rows["layers"], rows["layers"] * rows["nbytes"])
         for key, rows in layers[layers["stage"] == "token"].groupby(["method", "dtype"])
     }
-    found = Rates(token, read, disturbed=float(pd.concat(times.values())["disturbed"].mean()))
+    found = Rates(token, read, taken=_taken(layers, read))
+    found = replace(found, disturbed=float(pd.concat(times.values())["disturbed"].mean()))
     if EXPERTS in times:
         found = replace(found, expert=dict(_experts_costs(times[EXPERTS], token[DENSE, BFLOAT16])))
     if RIVAL in times:
@@ -123,6 +127,15 @@ def rates(kinds: Collection[str], fresh: bool = False) -> Rates:
         by_neuron = _cost(neurons["seconds"], 1, neurons["loaded"], neurons["nbytes"])
         found = replace(found, neuron=by_neuron, neuron_read=by_read)
     return found
+
+
+def _taken(times: pd.DataFrame, read: Line) -> float:
+    """The mean over ways, since the difference of two tokens is small."""
+    keys = ["method", "dtype", "layers", "nbytes"]
+    stages = times.pivot_table(values="seconds", index=keys, columns="stage").reset_index()
+    tokens = stages[stages["partly"].notna()]
+    read_s = [row.layers // FEW * read.seconds(row.nbytes) for row in tokens.itertuples()]
+    return max(0.0, float(((tokens["partly"] - tokens["token"]) / read_s).mean()))
 
 
 def _measures(kinds: Collection[str]) -> dict[str, Callable[..., pd.DataFrame]]:
@@ -162,8 +175,8 @@ def _cost(
 def layer_times() -> pd.DataFrame:
     """A row for each method, size and stage, the median of the turns.
 
-    Columns: stage ("token": one token, all in DRAM; "read": one layer from the disk), method, dtype, layers, nbytes (of
-    a layer, as stored), seconds, disturbed (share of turns).
+    Columns: stage ("token": one token, all in DRAM; "read": one layer from the disk; "partly": a token that reads one
+    layer in `FEW`), method, dtype, layers, nbytes (of a layer, as stored), seconds, disturbed (share of turns).
     """
     return pd.concat([_of_size(*size) for size in SIZES], ignore_index=True)
 
@@ -209,18 +222,22 @@ def _of_size(
 ) -> pd.DataFrame:
     model, keys = _alike(hidden, ffn, layers), ["method", "dtype", "layers"]
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
-        spans = _turns([_layers(model, way, folder, layers) for way in in_dram], model).assign(stage="token")
+        racing = [_layers(model, way, folder, layers) for way in in_dram]
+        if from_disk and layers > 2 * FEW:  # fewer would stay in the two buffers
+            racing += [_layers(model, way, folder, layers, layers // FEW) for way in in_dram]
+        spans = _turns(racing, model).assign(stage=lambda table: np.where(table["read"], "partly", "token"))
         if from_disk:
-            readers = [_layers(model, way, folder, layers, on_disk=True) for way in from_disk]
+            readers = [_layers(model, way, folder, layers, layers) for way in from_disk]
             read = take_turns(readers, READS, TOKENS_READ, 1)
             spans = pd.concat([spans, read[read["stage"] == "read"]])
     return _medians(spans, [*keys, "stage"])
 
 
-def _layers(model: nn.Module, way: PlannedWay, folder: Path, layers: int, on_disk: bool = False) -> PackedModel:
-    where = LayerMap(0, 0, layers) if on_disk else LayerMap(0, layers, 0)
-    labels = {"method": way.method, "dtype": way.dtype, "layers": layers}
-    ours = stand_ins.contestant(model, way, folder, SAME, labels, staged=on_disk, placement=where)
+def _layers(model: nn.Module, way: PlannedWay, folder: Path, layers: int, read: int = 0) -> PackedModel:
+    """A contestant that reads so many of its layers. If it reads all, the stages of its tokens are timed."""
+    where, staged = LayerMap(0, layers - read, read, spread=True), read == layers
+    labels = {"method": way.method, "dtype": way.dtype, "layers": layers, "read": read}
+    ours = stand_ins.contestant(model, way, folder, SAME, labels, staged=staged, placement=where)
     labels["unit_bytes"] = Store.open(ours.folder).layer(0, way.stored.format).nbytes
     return ours
 

@@ -1,10 +1,10 @@
 """How fast a way runs a model on this machine, predicted from rates that were measured with other models.
 
 A token passes the layers: those in memory take their time, those on disk are read ahead, one while another is used
-(`toolkit.costs.cost_model`). A mixture reads the experts that are not in memory before it uses them. llama.cpp
-maps its file: pages outside memory are read for each token, at most at the disk's rate. That is a limit, not a
-prediction, and so is the memory's rate where llama.cpp or a layer by neuron was not timed. Neurons are read before
-they are used.
+(`toolkit.costs.cost_model`), and slow products down meanwhile. A mixture reads the experts that are not in memory
+before it uses them. llama.cpp maps its file: pages outside memory are read for each token, at most at the disk's rate.
+That is a limit, not a prediction, and so is the memory's rate where llama.cpp or a layer by neuron was not timed.
+Neurons are read before they are used.
 """
 
 from collections.abc import Collection, Iterable
@@ -118,9 +118,10 @@ def _layers(shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.
     layer_s = cost.layer_s + memory.unit_bytes / GB / cost.gb_s
     head_s = cost.token_s + (_product_s(machine, sizes.head_bytes(shape)) if way.head == WHOLE else 0.0)
     short, long = (_passes_s(machine, memory, stay, layer_s, head_s, count) for count in PASSES)
-    seconds, read = long - short, (memory.units - stay) * memory.unit_bytes
+    read = (memory.units - stay) * memory.unit_bytes
     read_s = (memory.units - stay) * machine.rates.read.seconds(memory.unit_bytes)
     compute_s = memory.units * layer_s + head_s
+    seconds = max(long - short, compute_s + machine.rates.taken * read_s)
     first_s = max(read_s, _prompt_s(shape, machine, prompt_tokens)) + head_s
     held = memory.fixed_bytes + stay * memory.unit_bytes
     limit = _limit(machine, sizes.token_bytes(shape, way), compute_s, read_s)
