@@ -60,6 +60,15 @@ def test_an_address_leads_to_one_number_or_is_refused(reference):
             cite.value(cell, reference, NAMES)
 
 
+def test_a_notebook_has_a_machine_of_its_own_or_that_of_all():
+    names = NAMES | {"toy/one": "there"}
+    found = {
+        cell: cite.address(cell, names)[0] for cell in ("half", "toy/one/card value", "toy/two x", "else:toy/one x")
+    }
+    assert found == {"half": "there", "toy/one/card value": "there", "toy/two x": "here", "else:toy/one x": "else"}
+    assert cite.address("half", cite.of_these_results(names))[0] == "."
+
+
 def test_a_refreshed_page_differs_in_its_numbers_alone(reference, monkeypatch):
     monkeypatch.setattr(cite, "read_names", lambda: NAMES)
     page = reference / "page.md"
@@ -91,8 +100,9 @@ def test_every_named_cell_is_cited_and_has_a_value():
     reference = cite.reference_dir()
     names = cite.read_names()
     cited = {cell for page in cite.pages() for cell, _ in cite.citations(page)}
-    assert names.keys() - {"machine"} <= cited
-    assert names["machine"] in {folder.name for folder in reference.iterdir()}
+    machines = {name: machine for name, machine in names.items() if name == "machine" or "/" in name}
+    assert names.keys() - machines <= cited
+    assert all((reference / machine / name.removeprefix("machine")).is_dir() for name, machine in machines.items())
 
 
 def test_no_line_begins_with_a_cell():

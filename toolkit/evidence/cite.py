@@ -12,7 +12,8 @@ After `over`, the address of another row follows, by which the number is divided
 (`.0%`; else `.2f`). `headline.gain` for a column is a sentence that the notebook has kept.
 
 Long addresses have names in `data/cells.yaml`, and a comment may have the name instead: `<!--cell
-endor-packed-->`. That file also names the machine; `epyc-zen5-2c:endor/tab_e2e` is a table of another one.
+endor-packed-->`. That file also names the machine, and that of notebooks which were run on a better one, or at a larger
+preset; `epyc-zen5-2c:endor/tab_e2e` is a table of another one.
 """
 
 import re
@@ -58,7 +59,7 @@ def refresh(page: Path, reference: Path) -> int:
 
 
 def read_names() -> dict[str, str]:
-    """The names of cells and their addresses; `machine` is that of addresses without one."""
+    """The names of cells and their addresses. `machine` is that of addresses without one, a notebook's id its own."""
     return load_yaml(paths.root() / "data" / "cells.yaml")
 
 
@@ -80,7 +81,13 @@ def address(cell: str, names: Mapping[str, str]) -> list[str]:
         raise unknown("cell", cell, names)
     table, *rest = shlex.split(names.get(cell, cell))
     machine, colon, table = table.rpartition(":")
-    return [machine if colon else names["machine"], table, *rest]
+    notebook = "/".join(table.split("/")[:2])
+    return [machine if colon else names.get(notebook, names["machine"]), table, *rest]
+
+
+def of_these_results(names: Mapping[str, str]) -> dict[str, str]:
+    """The names with addresses of the results at hand, no kept ones."""
+    return {name: cell for name, cell in names.items() if "/" not in name} | {"machine": "."}
 
 
 @cache

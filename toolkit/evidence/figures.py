@@ -238,17 +238,13 @@ def _panels(bars: Sequence[float], sharex: bool = False) -> tuple[Figure, list[A
     return figure, list(axes.flat)
 
 
-def evidence_dots(
-    axes: Axes, table: pd.DataFrame, value: str, block: str, dot: str, blocks: Sequence[str] = ()
-) -> None:
+def evidence_dots(axes: Axes, table: pd.DataFrame, value: str, block: str, dot: str) -> None:
     """Dots on a log axis: a line a value of column `block`, on it a colour a value of `dot`.
 
     A dot is hollow where its row's `evidence` is modelled, a diamond where it is published. Dots and blocks stand in
-    the order of the table. `blocks` gives the blocks another order, so that several axes can share one; a block without
-    rows stays empty.
+    the order of the table.
     """
-    faces = colours(table[dot])
-    blocks = list(blocks) or list(dict.fromkeys(table[block]))
+    faces, blocks = colours(table[dot]), list(dict.fromkeys(table[block]))
     for place, name in enumerate(blocks):
         rows = table[table[block] == name]
         for number, row in enumerate(rows.to_dict("records")):

@@ -12,7 +12,7 @@ from pathlib import Path
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.evidence.catalogue import Notebook, explorers, notebooks, parameter_words
-from toolkit.evidence.cite import address, read_names, read_table, reference_dir, value
+from toolkit.evidence.cite import address, of_these_results, read_names, read_table, reference_dir, value
 from toolkit.evidence.literature import PAPERS, Paper
 from toolkit.evidence.meta import HEADLINES, Meta, read_meta
 from toolkit.evidence.page import (
@@ -147,7 +147,7 @@ def carry(files: Iterable[Path], folder: Path) -> list[Path]:
 def _findings(entries: Sequence[Entry]) -> list[dict]:
     """The rows of `data/findings.yaml`, each with its notebook's entry, its evidence, and its numbers as texts."""
     read_table.cache_clear()  # a sweep has written tables since
-    names, by_id = {**read_names(), "machine": "."}, {entry.about.id: entry for entry in entries}
+    names, by_id = of_these_results(read_names()), {entry.about.id: entry for entry in entries}
     return [
         finding
         | {"paper": paper, "entry": by_id[finding["notebook"]]}

@@ -44,7 +44,7 @@ class Dense(Packed):
         return self.values
 
     def matvec(self, x: Tensor) -> Tensor:
-        """torch's product of the stored values and `x` [columns], as fp32 [rows]."""
+        """The product of the stored values and `x` [columns], as fp32 [rows]."""
         return dense_matvec(self.values, x)
 
     def product(self, x: Tensor, out: Tensor) -> Product | None:
