@@ -34,6 +34,7 @@ from toolkit.planner import stand_ins
 from toolkit.planner.ways import BFLOAT16, EXPERTS, NEURONS, RIVAL, STREAMED, WHOLE, ZEROS, PlannedWay, ways
 from toolkit.policies.methods import LLAMA_CPP, PACKED
 from toolkit.policies.placement import LayerMap
+from toolkit.policies.ways import POLICIES
 from toolkit.storage.neuron_packing import LAYOUT
 from toolkit.storage.store import Store
 
@@ -223,8 +224,8 @@ def _of_size(
     model, keys = _alike(hidden, ffn, layers), ["method", "dtype", "layers"]
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
         racing = [_layers(model, way, folder, layers) for way in in_dram]
-        if from_disk and layers > 2 * FEW:  # fewer would stay in the two buffers
-            racing += [_layers(model, way, folder, layers, layers // FEW) for way in in_dram]
+        if from_disk and (some := layers // FEW) > POLICIES[stand_ins.POLICY].slots:  # fewer would stay
+            racing += [_layers(model, way, folder, layers, some) for way in in_dram]
         spans = _turns(racing, model).assign(stage=lambda table: np.where(table["read"], "partly", "token"))
         if from_disk:
             readers = [_layers(model, way, folder, layers, layers) for way in from_disk]
