@@ -36,7 +36,8 @@ GOALS = dict(zip(PAIRS, (1.7, 1.7, 3.0, 1.7), strict=True))  # how many times fa
 def main() -> int:
     """Check, time, print and save; 1 if a goal is missed or a measurement is at fault."""
     options = _options()
-    ways = all_ways(["pipelined"], "cpu", LAYER_METHODS) + all_ways(device="cpu", methods=["endor", "dense"])
+    ways = all_ways(["pipelined"], "cpu", ["dense_packed", *LAYER_METHODS])
+    ways += all_ways(device="cpu", methods=["endor", "dense"])
     ways += [] if missing() else [Way(name, device="cpu") for name in LLAMA_CPP]
     placed = [RIVAL, *((way, "storage") for way in ways)]
     spans = run_race(Race(WORKLOAD, options.layers, placed, options.repetitions), options.folder)

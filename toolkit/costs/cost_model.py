@@ -23,7 +23,7 @@ from itertools import pairwise
 from toolkit.costs.machine import GB, Curve, Memory, Profile
 from toolkit.costs.schedule import Step, schedule
 from toolkit.errors import UserError, unknown
-from toolkit.policies.methods import METHODS
+from toolkit.policies.methods import find_method
 from toolkit.policies.ways import DEVICES, POLICIES, Way
 from toolkit.timeline import TRANSFERS, Timeline
 
@@ -63,11 +63,9 @@ def weights(
     """
     from toolkit.formats.packed import DTYPES
 
-    if method not in METHODS:
-        raise unknown("method", method, METHODS)
+    form = find_method(method).format
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
-    form = METHODS[method].format
     return tuple(
         Weight(op, _nbytes("dense", shape, dtype, sparsity), _nbytes(form, shape, dtype, sparsity))
         for op, shape in shapes.items()

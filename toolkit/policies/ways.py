@@ -69,10 +69,11 @@ def all_ways(
     Without a GPU there is no direct path, and `endor_cpu` is left out, since it is `endor` there. Raises `UserError`
     for an unknown method.
     """
+    rated = {method.format for method in METHODS.values()}  # the cost model knows no rates of others
     for name in methods:
-        if name not in METHODS:  # the cost model knows no rates of others
+        if find_method(name).format not in rated:
             raise unknown("method", name, METHODS)
-    routes = [(name, path) for name in methods for path in _paths(METHODS[name], device) if path in paths]
+    routes = [(name, path) for name in methods for path in _paths(find_method(name), device) if path in paths]
     if device == "cpu":
         routes = [route for route in routes if route != ("endor_cpu", "host")]
     return [Way(*route, policy, device) for policy in policies for route in routes]

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from toolkit.measure.summary import by_turn, summary
-from toolkit.policies.methods import ACCELERATE, METHODS
+from toolkit.policies.methods import ACCELERATE, RIVALS
 from toolkit.policies.placement import LayerMap
 
 WAY = ["method", "policy"]  # the labels of a way with all layers on disk
@@ -17,7 +17,7 @@ MAPS = {
 # ours and other, each a method and policy with all layers on disk
 PAIRS = (
     (("endor", "pipelined"), ("dense", "pipelined")),
-    (("endor_packed", "pipelined"), ("dense", "pipelined")),
+    (("endor_packed", "pipelined"), ("dense_packed", "pipelined")),  # with the same product
     (("endor", "pipelined"), (ACCELERATE, "sequential")),
     (("endor_packed", "pipelined"), ("llama.cpp F16", "sequential")),
 )
@@ -44,7 +44,7 @@ def pairs_table(spans: pd.DataFrame) -> pd.DataFrame:
         over = {"ratio": dict(zip(WAY, other, strict=True))}
         ways = summary(turns, WAY, over=over).set_index(WAY).join(counts)
         mine, theirs = ways.loc[ours], ways.loc[other]
-        comparable = {ours[0], other[0]} <= set(METHODS) and ours[1] == other[1]
+        comparable = other[0] not in RIVALS and ours[1] == other[1]
         limit = theirs["stored_bytes"] / mine["stored_bytes"] if comparable else float("nan")
         row = {"ours": ", ".join(ours), "other": ", ".join(other)} | mine[
             ["ratio", "ratio_low", "ratio_high"]
