@@ -112,3 +112,11 @@ def test_one_bar_at_a_time():
             bar.update()
 
     assert updates(shown(nested)) == ["outer: 0/2 steps", "outer: 1/2 steps"]
+
+
+def test_a_line_is_told_once_and_not_where_bars_are_off(monkeypatch):
+    monkeypatch.setattr(bars, "_told", set())
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    assert shown(lambda: [bars.tell_once("compiling") for _ in range(2)]) == "compiling\n"
+    monkeypatch.setenv(bars.SWITCH, "0")
+    assert shown(lambda: bars.tell_once("other")) == ""

@@ -21,6 +21,7 @@ SWITCH = "TOOLKIT_PROGRESS"
 TERMINAL_S, ELSEWHERE_S = 0.2, 5  # seconds between updates; each is a message of a notebook's kernel, a line of a log
 DELAY_S = 1  # shorter work shows nothing
 
+_told: set[str] = set()
 _only = threading.Lock()  # whoever holds it shows the bar; bars inside this one, or beside it, stay silent
 
 
@@ -68,3 +69,15 @@ def progress(description: str, total: int | None, unit: str) -> Iterator[tqdm]:
     finally:
         if shown:
             _only.release()
+
+
+def tell(text: str) -> None:
+    """Print a line on stderr, above a progress bar if there is one."""
+    tqdm.write(text, file=sys.stderr)
+
+
+def tell_once(text: str) -> None:
+    """The same, once a process; notebooks and those who turn bars off do not get it."""
+    if text not in _told and os.environ.get(SWITCH) != "0" and "ipykernel" not in sys.modules:
+        _told.add(text)
+        tell(text)

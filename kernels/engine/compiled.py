@@ -38,6 +38,7 @@ from numba.extending import _Intrinsic
 from toolkit.cache import shelf
 from toolkit.errors import UserError
 from toolkit.files import replacing
+from toolkit.progress import tell_once
 
 OURS = "toolkit.kernels."
 FOLDER = Path(__file__).parents[1]  # of all kernels' sources
@@ -101,6 +102,7 @@ class Files(NullCache):
                 return None
             return CompileResult._rebuild(target_context, *pickle.loads(content[CHECKSUM_BYTES:]))
         except FileNotFoundError:
+            tell_once("compiling kernels for this processor, once")
             return None
         except Exception as error:  # whatever is wrong with a file, the kernel can be compiled
             log.warning("%s is compiled anew, since %s cannot be used: %r", self.function.__name__, file, error)

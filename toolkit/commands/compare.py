@@ -1,18 +1,16 @@
 """`run --compare`: a packed model in all ways beside llama.cpp, as one table."""
 
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tqdm import tqdm
-
 from toolkit.commands.pack import EVALUATED, brief_perplexity
 from toolkit.commands.text import prompt_of
 from toolkit.errors import UserError
 from toolkit.files import write_csv
+from toolkit.progress import tell
 from toolkit.records import line
 
 if TYPE_CHECKING:
@@ -59,11 +57,6 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
     _show(table, [*reasons, *left_out])
     print(f"{name} as it was before it was packed: perplexity {known.of_model(name):.1f}")
     print(_notes(options, table["way"], weights, files))
-
-
-def tell(text: str) -> None:
-    """Print a line on stderr, above a progress bar if there is one."""
-    tqdm.write(text, file=sys.stderr)
 
 
 def _packed_gguf(name: str) -> Path | None:

@@ -75,7 +75,9 @@ def plan(options: argparse.Namespace) -> None:
     from toolkit.planner.plan import plan as made
     from toolkit.planner.rates import are_kept
     from toolkit.planner.target import open_target
+    from toolkit.quality.corpora import check_corpus
 
+    check_corpus(options.text)
     target = open_target(options.model)
     if options.fresh or not are_kept(kinds_asked(target, dram_bytes, loss, options.text)):
         _show_bounds(target, dram_bytes)

@@ -8,9 +8,10 @@ from contextlib import closing, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.commands.compare import CORPUS, tell
+from toolkit.commands.compare import CORPUS
 from toolkit.commands.pack import add_parser, brief_perplexity, pack
 from toolkit.errors import UserError
+from toolkit.progress import tell
 from toolkit.records import line
 
 if TYPE_CHECKING:
