@@ -180,6 +180,8 @@ def change_blocks(
         windows = checked_windows(model, windows)
     elif change.statistic:
         raise UserError(f"{type(method).__name__} needs calibration windows: pass calibration=cut_windows(...)")
+    if change.statistic == "gram":
+        _warn_of_few_tokens(blocks, names, windows.numel())
     title = f"{'pruning' if isinstance(change, Pruning) else 'quantising'} by {type(method).__name__}"
     with inference(model), progress(title, len(blocks) - first, "blocks") as bar:
         passes = ((block, {}) for block in blocks[first:])
@@ -188,12 +190,6 @@ def change_blocks(
         for block, grams in passes:
             matrices, statistics = {}, []
             for op, linear in decoder_linears(block).items():
-                if change.statistic == "gram" and windows.numel() < linear.in_features:
-                    words = (
-                        "calibration is short: %d tokens for the %d inputs of %s, so only damping makes its Hessian "
-                    )
-                    words += "definite; give more windows"
-                    log.warning(words, windows.numel(), linear.in_features, names[linear])
                 matrices[op], record = _change(names[linear], linear, grams.get(op), change)
                 statistics.append(record)
             bar.update()
@@ -220,3 +216,11 @@ def _check_pattern(blocks: list[nn.Module], names: Mapping[nn.Module, str], patt
             raise UserError(
                 f"{names[linear]} has {columns} columns, which {pattern.group} does not divide: no {pattern}"
             )
+
+
+def _warn_of_few_tokens(blocks: list[nn.Module], names: Mapping[nn.Module, str], tokens: int) -> None:
+    linears = [linear for block in blocks for linear in decoder_linears(block).values()]
+    most = max(linears, key=lambda linear: linear.in_features)
+    if tokens < most.in_features:
+        words = "calibration is short: %d tokens for %d inputs (%s), so only damping makes Hessians definite; "
+        log.warning(words + "give more windows", tokens, most.in_features, names[most])
