@@ -220,7 +220,7 @@ def _check_pattern(blocks: list[nn.Module], names: Mapping[nn.Module, str], patt
 
 def _warn_of_few_tokens(blocks: list[nn.Module], names: Mapping[nn.Module, str], tokens: int) -> None:
     linears = [linear for block in blocks for linear in decoder_linears(block).values()]
-    most = max(linears, key=lambda linear: linear.in_features)
-    if tokens < most.in_features:
+    most = max(linears, key=lambda linear: linear.in_features, default=None)
+    if most is not None and tokens < most.in_features:
         words = "calibration is short: %d tokens for %d inputs (%s), so only damping makes Hessians definite; "
         log.warning(words + "give more windows", tokens, most.in_features, names[most])
