@@ -45,7 +45,7 @@ def test_presets_are_allowed_and_wrong_values_are_refused_in_one_line_that_names
 
 def wrong_values(book, known):
     for name, value in book.parameters.items():
-        wrong = [*NEVER, [value], *([value * 2, value[0]] if isinstance(value, list) else [])]
+        wrong = [*NEVER, [value], *([value * 2, value[0]] if isinstance(value, list) and value else [])]
         wrong += [1, 0] if isinstance(value, bool) else [True, [True]]
         wrong += [float(value), 1.5] if type(value) is int else []
         wrong += [f"{value}x", f"x{value}"] if isinstance(value, str) and name not in ANY_MODEL else []

@@ -106,13 +106,15 @@ def check_parameters(notebook: Notebook, parameters: Mapping[str, object]) -> No
 def rules(notebook: Notebook) -> dict[str, Rule]:
     """The rules of a notebook's parameters by name; none for a default that has no type, such as None.
 
-    An entry for all notebooks is joined with what this one asks beside that.
+    The items of a list that is empty by default have the type of those that a preset names. An entry for all notebooks
+    is joined with what this one asks beside that.
     """
     file = _entries(paths.root() / FILE)
     common, own = file.get("parameters", {}), file.get("notebooks", {}).get(notebook.id, {})
     known = {}
     for name, default in notebook.parameters.items():
-        kinds = [type(item) for item in (default if isinstance(default, list) else [default])]
+        values = [default, *(notebook.preset(preset)[name] for preset in PRESETS)] if default == [] else [default]
+        kinds = [type(item) for value in values for item in (value if isinstance(value, list) else [value])]
         kind = float if float in kinds else next(iter(kinds), None)
         if kind in WORDS:
             known[name] = Rule(kind, isinstance(default, list), **(common.get(name, {}) | own.get(name, {})))
