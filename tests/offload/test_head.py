@@ -1,6 +1,7 @@
 """Output heads in parts, streamed like layers: the model with the weights that they decode to, in less memory."""
 
 from functools import partial
+from itertools import groupby
 
 import pytest
 import torch
@@ -64,8 +65,8 @@ def test_beside_neurons_and_experts_it_is_in_memory(family, form, tmp_path, monk
         OffloadedModel.open(tmp_path / "packed", device="cuda")
 
 
-def test_a_head_larger_than_the_budget_is_streamed(tmp_path, one_thread):
-    """The head has 8 MB, in 32 parts; the budget holds two buffers of 2 MB each and little more."""
+def test_a_head_larger_than_the_budget_is_streamed_and_parts_that_stay_are_one_call(tmp_path, one_thread):
+    """The head has 8 MB, in 128 parts. A small budget holds less than half of them, a larger one two thirds."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4}
     config = LlamaConfig(**sizes, vocab_size=1 << 15, num_hidden_layers=2, tie_word_embeddings=False)
@@ -77,6 +78,14 @@ def test_a_head_larger_than_the_budget_is_streamed(tmp_path, one_thread):
         assert tight.budgets["dram"].used_bytes <= 5_000_000
         assert tight.placement.storage > 64
         tokens = tight.generate(IDS, max_new_tokens=5, do_sample=False)
+    with OffloadedModel.open(tmp_path / "packed", "dense_packed", dram_bytes=9_000_000) as opened, torch.no_grad():
+        assert torch.equal(tokens, opened.generate(IDS, max_new_tokens=5, do_sample=False))
+        tiers, spans = opened.placement.tiers[2:], opened.timeline.spans
+    calls = tiers.count("storage") + sum(tier == "dram" for tier, _ in groupby(tiers))  # neighbours that stay are one
+    heads = [span.nbytes for span in spans if span.op == HEAD and span.stage == "compute"]
+    assert calls < 100
+    assert len(heads) == 128 + 4 * calls  # the prompt, then four tokens
+    assert sum(heads) == 5 * model.lm_head.weight.nbytes
     assert torch.equal(tokens, model.generate(IDS, max_new_tokens=5, do_sample=False))
 
 

@@ -1,6 +1,8 @@
 """An output head in packed parts: streamed as layers are, or in memory beside neurons or experts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 import torch
 from jaxtyping import Float
@@ -20,11 +22,14 @@ from toolkit.timeline import Recorder
 
 
 class OffloadedHead(nn.Module):
-    """Takes the place of the head. Its parts give the logits of their words, one part after the other."""
+    """Takes the place of the head. Its parts give the logits of their words, one part after the other.
 
-    def __init__(self, parts: Sequence[OffloadedLinear], dtype: torch.dtype):
+    `staying` says of each part whether it stays in memory.
+    """
+
+    def __init__(self, parts: Sequence[OffloadedLinear], staying: Sequence[bool], dtype: torch.dtype):
         super().__init__()
-        self.parts = nn.ModuleList(parts)
+        self.parts, self._staying = nn.ModuleList(parts), staying
         self.in_features, self.out_features = parts[0].in_features, sum(part.out_features for part in parts)
         self.bias = parts[0].bias  # of the first part; None if there is none
         self._dtype = dtype
@@ -33,6 +38,12 @@ class OffloadedHead(nn.Module):
     def weight(self) -> Tensor:
         """A tensor without memory, for a model that asks for the shape or the type of its head."""
         return torch.empty(self.out_features, self.in_features, dtype=self._dtype, device="meta")
+
+    def stretches(self) -> Iterator[list[OffloadedLinear]]:
+        """The parts whose weights are there at once: neighbours that stay, and each that passes by itself."""
+        for stays, each in groupby(zip(self.parts, self._staying, strict=True), key=itemgetter(1)):
+            parts = [part for part, _ in each]
+            yield from [parts] if stays else ([part] for part in parts)
 
     def forward(self, x: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch words"]:
         """The logits, as each part gives them."""
@@ -60,7 +71,7 @@ class HeldHead:
             for (number, stored), linear in zip(self._parts.items(), head_parts(model, self._rows), strict=True):
                 fetch = itself(self._read(reader, stored))
                 parts.append(OffloadedLinear(linear, HEAD, number, fetch, scratch, True, recorder, device))
-        replace_head(model, parts)
+        replace_head(model, parts, [True] * len(parts))
 
     @staticmethod
     def _read(reader: Reader, part: Layer) -> Packed:
@@ -69,7 +80,7 @@ class HeldHead:
         return part.view(buffer)[HEAD]
 
 
-def replace_head(model: nn.Module, parts: Sequence[OffloadedLinear]) -> None:
-    """Put parts in the place of a model's head."""
+def replace_head(model: nn.Module, parts: Sequence[OffloadedLinear], staying: Sequence[bool]) -> None:
+    """Put parts in the place of a model's head; see `OffloadedHead`."""
     head = model.get_output_embeddings()
-    replace_module(model, head, OffloadedHead(parts, head.weight.dtype))
+    replace_module(model, head, OffloadedHead(parts, staying, head.weight.dtype))

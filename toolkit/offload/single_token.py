@@ -10,6 +10,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import is_
 from typing import NamedTuple, Self
 
@@ -72,10 +73,8 @@ class SingleToken:
         self.blocks = [
             _Block(block, self.vectors, *self.angles[basis]) for block, basis in zip(blocks, bases, strict=True)
         ]
-        self.norm, self.head = _adding(model.model.norm, self.vectors), model.lm_head
+        self.norm, self.head = _adding(model.model.norm, self.vectors), _Head(model.lm_head, self.vectors.given)
         self.dtype = model.dtype
-        if not isinstance(self.head, OffloadedHead):
-            self.head = functools.partial(dense.matvec, self.head.weight)
         self._hooks = [
             hooks for module in model.modules() for hooks in (module._forward_hooks, module._forward_pre_hooks)
         ][2:]  # not the model's own, which its caller runs
@@ -116,14 +115,13 @@ class SingleToken:
         for block, layer in zip(self.blocks, cache.layers, strict=True):
             block(layer)
         self.norm()
-        logits = self.head(of.given)
-        return CausalLMOutputWithPast(logits=logits.to(self.dtype).view(1, 1, -1), past_key_values=cache)
+        logits = self.head().to(self.dtype, copy=True)
+        return CausalLMOutputWithPast(logits=logits.view(1, 1, -1), past_key_values=cache)
 
     def close(self) -> None:
         """Release the weights."""
-        for block in self.blocks:
-            for group in block.groups:
-                group.close()
+        for group in [group for block in self.blocks for group in block.groups] + self.head.groups:
+            group.close()
 
     def _serves(self, input_ids=None, past_key_values=None, attention_mask=None, position_ids=None, **named) -> bool:
         """Whether these arguments ask for a single token after others, and only for results that the step gives."""
@@ -174,7 +172,7 @@ class Group:
     def __init__(self, *steps: Siblings | Task):
         self.steps = steps
         self.linears = [linear for step in steps if isinstance(step, Siblings) for linear in step.linears]
-        self.name = " + ".join(linear.name for linear in self.linears)
+        self.name = " + ".join(dict.fromkeys(linear.name for linear in self.linears))  # a head's parts share theirs
         self.close()
 
     def __call__(self) -> None:
@@ -277,6 +275,27 @@ class _Block:
         return (
             known and getattr(layer, "sliding_window", None) == self.window and not getattr(layer, "record_past", False)
         )
+
+
+class _Head:
+    """The output head: one product, or the parts of a packed head in few, since each call takes as long as a part."""
+
+    def __init__(self, head: nn.Linear | OffloadedHead, given: Tensor):
+        self.groups: list[Group] = []
+        if not isinstance(head, OffloadedHead):
+            self._product = functools.partial(dense.matvec, head.weight, given)
+            return
+        self._logits = torch.empty(head.out_features)
+        outs = iter(self._logits.split([part.out_features for part in head.parts]))
+        self.groups = [Group(Siblings(parts, given, list(islice(outs, len(parts))))) for parts in head.stretches()]
+
+    def __call__(self) -> Tensor:
+        """The logits of `given`, good until the next call."""
+        if not self.groups:
+            return self._product()
+        for group in self.groups:
+            group()
+        return self._logits
 
 
 def _gated(mlp: nn.Module, of: _Vectors) -> list[Siblings | Task]:

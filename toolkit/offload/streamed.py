@@ -76,7 +76,7 @@ class Streamed(Strategy):
                 block.set_submodule(name, replacing(linear, name, number))
         if rows := self._opening.store.head_rows:
             parts = [replacing(part, HEAD, at) for at, part in enumerate(head_parts(self.model, rows), len(blocks))]
-            replace_head(self.model, parts)
+            replace_head(self.model, parts, [self.placement.tiers[part.layer] != "storage" for part in parts])
 
     def weight(self, number: int, name: str) -> Packed:
         """The packed weight of a linear, good until one of another layer is asked for."""
