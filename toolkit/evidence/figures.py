@@ -152,9 +152,11 @@ def claim_labels(comparison: pd.DataFrame) -> list[str]:
     most = SHARED * len(words) if several else len(words)
     rests = [", ".join(clause for clause in each if count[clause] <= most) for each in words]
     bounds = [f" ({found[1]})" if (found := BOUND.match(text)) else "" for text in comparison["conditions"]]
-    same = several and comparison["quantity"].nunique() == 1
-    subjects = zip([""] * len(words) if same else comparison["quantity"], bounds, rests, strict=True)
-    labels = [f"{name}{bound}: {rest}".strip(": ") for name, bound, rest in subjects]
+    if several and comparison["quantity"].nunique() == 1:
+        labels = [f"{rest}{bound}".strip() for rest, bound in zip(rests, bounds, strict=True)]
+    else:
+        subjects = zip(comparison["quantity"], bounds, rests, strict=True)
+        labels = [f"{name}{bound}: {rest}".removesuffix(": ") for name, bound, rest in subjects]
     return [textwrap.fill(label, LABEL_WIDTH, break_on_hyphens=False) for label in labels]
 
 
