@@ -158,7 +158,8 @@ def test_the_index_begins_with_a_sentence_and_a_row_a_paper(text):
     assert sentences[0].endswith("(measured).")
     assert all(words.endswith("; it was not run here.") for words in sentences[1:-1])
     assert re.match(r"A real model under a limit. Qwen2.5-Coder 1.5B has \d+ MB", sentences[-1])
-    assert "they keep more of the quality and are nearly as fast: within 1400 MB Q4_K_M makes 11" in head
+    assert "Where 4-bit weights fit in memory, they keep more of the quality and are nearly as fast: " in head
+    assert "nearly as fast: within 1400 MB Q4_K_M makes 11" in head
     rows = re.findall(r"<tr>(.*?)</tr>", rest.split("<tbody>")[1].split("</tbody>")[0], re.DOTALL)
     assert [re.findall(r"<td>(.*?)</td>", row, re.DOTALL)[1] for row in rows] == ["1.25", *["not run here"] * 4]
 

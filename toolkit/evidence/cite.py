@@ -12,8 +12,8 @@ After `over`, the address of another row follows, by which the number is divided
 (`.0%`; else `.2f`). `headline.gain` for a column is a sentence that the notebook has kept.
 
 Long addresses have names in `data/cells.yaml`, and a comment may have the name instead: `<!--cell
-endor-packed-->`. That file also names the machine, and that of notebooks which were run on a better one, or at a larger
-preset; `epyc-zen5-2c:endor/tab_e2e` is a table of another one.
+endor-packed-->`. That file also names the machine, and that of notebooks whose results are of another one;
+`epyc-zen5-2c:endor/tab_e2e` is a table of another one.
 """
 
 import re
