@@ -5,9 +5,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from toolkit.commands import notebooks, pack, plan, run
-from toolkit.commands.packers import PACKERS
-from toolkit.errors import Parser, UserError, run_command
+from toolkit.errors import Parser, run_command
 
 SCRIPT = "sparse-offload"  # by pyproject.toml
 
@@ -17,17 +15,21 @@ def main(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError):  # a stream of somebody else's
             stream.reconfigure(errors="backslashreplace")  # paths and texts may hold what the terminal cannot show
-    try:
-        options = _parser().parse_args(arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return run_command(lambda: _main(arguments))
+
+
+def _main(arguments: list[str] | None) -> int:
+    from toolkit.commands.packers import PACKERS  # not above: Ctrl-C while modules load is one line, too
+
+    options = _parser().parse_args(arguments)
     packer = PACKERS.get(getattr(options, "method", ""))
     resumed = "; the same command goes on where it was" if packer and packer.resumable else ""
     return run_command(lambda: options.command(options), stopped=f"stopped; nothing was left behind{resumed}")
 
 
 def _parser() -> Parser:
+    from toolkit.commands import notebooks, pack, plan, run
+
     called = Path(sys.argv[0]).name
     parser = Parser(prog=called if called == SCRIPT else "python -m toolkit", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="plan | pack | run | notebooks")

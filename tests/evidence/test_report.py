@@ -128,6 +128,22 @@ def test_copied_elsewhere_it_has_no_broken_link(index, tmp_path):
     assert [part for page, link, part in links if part and not link and f'id="{part}"' not in pages[page]] == []
 
 
+def test_a_variants_bars_have_the_bases_numbers_over_them(results, tmp_path_factory, monkeypatch):
+    own, card = tmp_path_factory.mktemp("variant"), {"caption": "ms, measured", "bars": {"packed": 5.0, "csr": 40.0}}
+    save(own, "endor/fig05", SOUND | {"card": card})
+    save(own, "endor/tab_e2e", SOUND)
+    monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(own))
+    cards = cards_of(write_report({}, variant=report.Variant({"repetitions": 3}, results)).read_text())
+    drawn = cards["endor/fig05"]
+    assert drawn.count("text-bars") == 1
+    assert re.findall(r'width: ([\d.]+)%"></i>(?:<b class="base-mark" style="left: ([\d.]+)%)?', drawn) == [
+        ("12.5", "25.0"),
+        ("100.0", ""),  # the base has no such bar
+    ]
+    assert "(10)" in drawn
+    assert cards["endor/tab_e2e"].count("<img") == 2  # pictures cannot lie over each other
+
+
 def test_explorers_are_shown_as_pictures_that_link_the_notebook(cards):
     assert f'<img src="data:image/png;base64,{PIXEL}"' in cards["explore/bits"]
     assert 'href="explore/bits/notebook.ipynb"' in cards["explore/bits"]

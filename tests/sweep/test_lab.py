@@ -12,7 +12,9 @@ from tests.sweep.conftest import make_checkout
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.evidence.copies import copy_notebooks
+from toolkit.files import make_folder, write_json
 from toolkit.sweep import lab
+from toolkit.sweep.plan import STAMP
 
 GITIGNORE = paths.root() / ".gitignore"
 PYTHON = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -101,16 +103,23 @@ def test_the_lab_opens_the_copies_and_takes_further_options(checkout, monkeypatc
         assert "| [a](toy/a.ipynb) | – | a? |" in contents
 
 
+def lab_contents(checkout):
+    return checkout.results / "lab" / "contents.ipynb"
+
+
 def test_explorers_are_copied_as_they_are_and_listed_first(checkout, monkeypatch):
     checkout.explorer("dials", "dial = 1")
     monkeypatch.setattr(lab.os, "execv", lambda python, arguments: None)
     lab.start([], "quick")
     copy = checkout.results / "lab" / "explore" / "dials.ipynb"
     assert parameters(copy) == "dial = 1"
-    contents = nbformat.read(checkout.results / "lab" / "contents.ipynb", as_version=4).cells[0].source
+    contents = nbformat.read(lab_contents(checkout), as_version=4).cells[0].source
     lines = [line for line in contents.splitlines() if line.startswith("| [")]
     assert lines[0] == "| [Explore: dials](explore/dials.ipynb) | sliders | Which dials? |"
     assert len(lines) == 3
+    write_json(make_folder(checkout.results / "explore" / "dials") / STAMP, {"key": "", "seconds": 31.6})
+    lab.start([], "quick")  # drawn for the report, so it is known how long it takes
+    assert "(explore/dials.ipynb) | 32 s |" in nbformat.read(lab_contents(checkout), as_version=4).cells[0].source
 
 
 def test_copies_take_the_parameters_of_a_preset(checkout):

@@ -33,7 +33,7 @@ def write_contents(folder: Path, preset: str, takes: Mapping[str, str]) -> Path:
     """A notebook that lists the copies: title with a link, how long each `takes` where that is known, and question."""
     lines = [f"# Notebooks, with preset {preset}", "", "| notebook | takes about | question |", "|---|---|---|"]
     for each in _every():
-        time = "sliders" if each.interactive else takes.get(each.id, "–")
+        time = takes.get(each.id, "sliders" if each.interactive else "–")
         lines.append(f"| [{each.title}]({quote(each.id)}.ipynb) | {time} | {each.question} |")
     cell = {"cell_type": "markdown", "id": "contents", "metadata": {}, "source": "\n".join(lines)}
     kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}  # else the Lab asks

@@ -69,7 +69,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Variant:
-    """Results with parameters that the user `changed`; those in the folder `base` stand beside them."""
+    """Results with parameters that the user `changed`; those in the folder `base` are drawn over them."""
 
     changed: Mapping[str, object]
     base: Path
@@ -83,8 +83,9 @@ def write_report(
     `outcomes` tells by id how each notebook's last run ended; one without an entry counts as fresh. `rebuild` converts
     the executed notebooks anew instead of taking the pages made when they ran. A notebook whose page or entry cannot be
     made is shown as such. While notebooks are `running`, the tables over all notebooks stay as they are: writing them
-    takes six times as long as the rest. The report of a `variant` has the notebooks with these parameters, each
-    beside the base, and neither findings nor scores, which are of the base.
+    takes six times as long as the rest. The report of a `variant` has the notebooks with these parameters: the
+    base's numbers lie over their bars, or its figure beside theirs. It has neither findings nor scores, which are of
+    the base.
     """
     folder = paths.results_dir() / "report"
     make_folder(folder)
@@ -109,6 +110,7 @@ def write_report(
         "index.html",
         index,
         changed=parameter_words(variant.changed) if variant else None,
+        drawn_over=_drawn_over,
         findings=[] if variant else _or_nothing(lambda: _findings(entries)),
         real_model=[] if variant else _or_nothing(lambda: _real_model(entries)),
         scores=[] if variant else _or_nothing(lambda: score_table(comparisons(paths.results_dir())).to_dict("records")),
@@ -206,6 +208,14 @@ def _base(about: Notebook, results: Path) -> Entry | None:
     meta = read_meta(results / about.id)
     picture = None if meta.card else main_figure(results / about.id, meta)
     return Entry(about, "base", preset_words(matching_presets(about, meta)), meta, None, picture) if meta.id else None
+
+
+def _drawn_over(entry: Entry) -> dict[str, float]:
+    """The base's numbers that lie over an entry's bars, by label; none where the two show different quantities."""
+    card, base = entry.meta.card, entry.base.meta.card if entry.base else None
+    if not card or not base or card["caption"] != base["caption"]:
+        return {}
+    return {label: base["bars"][label] for label in card["bars"] if label in base["bars"]}
 
 
 def _executed(about: Notebook) -> Path:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 from toolkit import paths
 from toolkit.evidence.catalogue import Notebook, explorers
@@ -25,6 +26,12 @@ def draw_explorers() -> None:
             print(f"{about.id}: no new picture for the report: {told}", flush=True)
 
 
+def seconds() -> dict[str, float]:
+    """How long each explorer took to run, by id, where it was drawn."""
+    stamps = {id: read_json(paths.results_dir() / id / STAMP) for id in explorers()}
+    return {id: stamp["seconds"] for id, stamp in stamps.items() if "seconds" in stamp}
+
+
 def _is_drawn(about: Notebook) -> bool:
     folder = paths.results_dir() / about.id
     return (folder / "notebook.ipynb").is_file() and read_json(folder / STAMP).get("key") == about.code
@@ -38,10 +45,11 @@ def draw(id: str) -> str | None:
     with scratch_folder(make_folder(folder.parent)) as scratch:
         staging = scratch / folder.name
         staging.mkdir()
+        start = time.perf_counter()
         error = run_notebook(id, about.path, staging / "notebook.ipynb")
         if error or not last_image(read_book(staging / "notebook.ipynb")):
             return error or "it shows no figure"
-        write_json(staging / STAMP, {"key": about.code})
+        write_json(staging / STAMP, {"key": about.code, "seconds": time.perf_counter() - start})
         put_in_place(staging, folder)
     return None
 

@@ -11,6 +11,7 @@ from toolkit import paths
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.copies import copy_notebooks, write_contents
 from toolkit.files import make_folder, write_json
+from toolkit.sweep import explorers
 from toolkit.sweep.forecast import duration, forecast
 from toolkit.sweep.plan import Job, cores
 
@@ -44,4 +45,5 @@ def _durations(preset: str) -> dict[str, str]:
         Job(each.id, each.title, str(each.path), each.preset(preset), "", cores(), each.alone)
         for each in notebooks().values()
     ]
-    return known | {id: duration(seconds) for id, seconds in forecast(jobs, 1).seconds.items()}
+    seconds = explorers.seconds() | forecast(jobs, 1).seconds
+    return known | {id: duration(each) for id, each in seconds.items()}
