@@ -112,17 +112,24 @@ def test_a_plan_tries_its_first_ways_and_says_which_one_fails(model, capfd):
     rows = [("llama.cpp F16", 9.0, False), ("int8", 8.0, True), ("dense", 7.0, True), ("spqr, 3 bits", 5.0, True)]
     table = pd.DataFrame(rows, columns=["way", "tokens_s", "runs_here"]).assign(gpu=False)
     table["within"] = table["way"] != "int8"  # which the plan has before the others
-    trial(Recommendation(open_target(str(model)), 20_000_000, table, (), "", (), ()), Namespace(tries=2, gguf=None))
+    trial(
+        Recommendation(open_target(str(model)), 20_000_000, table, (), "", (), ()),
+        Namespace(tries=2, gguf=None, text="wiki-slice"),
+    )
     heading, dense, spqr = capfd.readouterr().out.splitlines()[-3:]
     assert heading.split()[:3] == ["way", "predicted", "tokens/s"]
     assert dense.split()[:2] == ["dense", "7"]
     assert dense.split()[-1] == "1.00"  # its perplexity is the model's own
     assert re.match("spqr, 3 bits: .*calibration", spqr)  # the text is too short
     assert not list(paths.cache_dir().glob("tried/*"))
-    with pytest.raises(UserError, match="no weights of llama2-7b are at hand"):
-        trial(Recommendation(open_target("llama2-7b"), 1, table, (), "", (), ()), Namespace(tries=2, gguf=None))
-    for wrong in (["--try", "0"], ["--try", "2", "--json"], ["--gguf", "x.gguf"]):
-        assert main(["plan", str(model), *wrong]) == 2
+    for name, wrong, message in (
+        (str(model), ["--try", "0"], "--try: 0"),
+        (str(model), ["--try", "2", "--json"], "leave out --machine and --json"),
+        (str(model), ["--gguf", "x.gguf"], "add --try 3"),
+        (str(model), ["--try", "2", "--gguf", "x.gguf"], "x.gguf"),  # before the machine is measured
+        ("llama2-7b", ["--try", "2"], "no weights of llama2-7b are at hand"),
+    ):
+        refused(["plan", name, *wrong], message, capfd)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +226,8 @@ def test_compare_prints_a_row_for_each_way_and_why_others_take_no_part(model, tm
     refused([*command, "--csv", "race.csv"], "add --compare", capfd)
     refused([*command, "--gguf", "file.gguf"], "add --compare", capfd)
     refused([*command, "--compare", "--dram", "1MB"], "MB are needed", capfd)
-    refused([*command, "--compare", "--device", "cuda"], "--compare runs on the CPU", capfd)
+    for more in (["--device", "cuda"], ["--weights", "packed"], ["--sample"], ["--reader", "aio"]):
+        refused([*command, "--compare", *more], f"{more[0]}: --compare chooses it for each way, on the CPU", capfd)
 
 
 def test_a_model_by_neuron_is_packed_and_run_without_a_flag(model, tmp_path, capfd):

@@ -37,6 +37,15 @@ def test_what_the_gpu_does_not_hold_is_copied_for_each_token():
     assert found.seconds == pytest.approx((1 - 2 * GB / memory.whole_bytes) * used / 10 / GB)
 
 
+def test_a_size_of_the_gpu_is_what_weights_may_take_of_it():
+    """With next to nothing there, all weights are copied: none is multiplied by the GPU where it lies."""
+    used = sizes.token_bytes(SHAPE, way("int8"))
+    assert resized(MACHINE, device_bytes=2 * GB) == MACHINE
+    found = limit_elsewhere(SHAPE, way("int8"), resized(MACHINE, device_bytes=1_000_000))
+    assert (found.seconds, found.limit) == (pytest.approx(used / 10 / GB, rel=1e-3), "copies")
+    assert limit_elsewhere(SHAPE, way("int8"), resized(MACHINE, device_bytes=0)).limit == "copies"
+
+
 def test_llama_cpp_multiplies_on_the_cpu_what_the_gpu_does_not_hold():
     rival = way("llama.cpp Q8_0")
     found, used = limit_elsewhere(SHAPE, rival, MACHINE), sizes.token_bytes(SHAPE, rival)

@@ -11,7 +11,8 @@ from toolkit.costs.machine import Memory, Profile
 from toolkit.errors import UserError
 from toolkit.measure.rates import Line
 from toolkit.models.architectures import ARCHITECTURES
-from toolkit.planner import hits, rates, sizes
+from toolkit.planner import hits, rates
+from toolkit.planner import speed as speed_of_ways
 from toolkit.planner.plan import plan
 from toolkit.planner.rates import TIMED, Cost, Rates
 from toolkit.planner.speed import Machine, speed
@@ -32,7 +33,10 @@ def machine(monkeypatch, tmp_path):
     experts = {bits: Cost(0, 0, 10) for bits in (16, 4, 2)}
     found = Rates(token, Line(0, 2), experts, neuron=Cost(1e-3, 1e-6, 20), neuron_read=Cost(2e-3, 0, 1))
     memory = Memory("round numbers", 64 * GB, 20, {"bf16": 1.0})
-    return Machine(Profile("round", "round numbers", None, dram=memory), found, 9 * GB)
+    made = Machine(Profile("round", "round numbers", None, dram=memory), found, 9 * GB)
+    monkeypatch.setattr(speed_of_ways, "_rates", lambda kinds, fresh: found)
+    monkeypatch.setattr(speed_of_ways, "_profile", lambda: made.profile)
+    return made
 
 
 def way(zeros):
@@ -54,10 +58,8 @@ def test_a_window_holds_what_its_tokens_use_and_reads_the_rest():
 def test_counts_of_windows_are_those_of_memory_and_zeros(monkeypatch):
     rows = {"zeros": [0.8, 0.8, 0.9], "memory": [0.2, 1.0, 0.2], "held": [0.3, 0.7, 0.1], "loaded": [0.2, 0.0, 0.05]}
     monkeypatch.setattr(hits, "load_windows", lambda: pd.DataFrame(rows))
-    memory = sizes.footprint(SHAPE, way(0.8))
-    half_way = memory.fixed_bytes + 0.6 * memory.units * memory.unit_bytes
-    assert hits.window_of(SHAPE, way(0.8), half_way) == (pytest.approx(0.5), pytest.approx(0.1))
-    assert hits.window_of(SHAPE, way(0.93), half_way)[0] == 0.1
+    assert hits.window_of(0.8, 0.6) == (pytest.approx(0.5), pytest.approx(0.1))
+    assert hits.window_of(0.93, 0.6)[0] == 0.1
 
 
 def test_where_memory_holds_four_and_a_half_experts_half_of_the_layers_hold_five(monkeypatch):
@@ -69,7 +71,7 @@ def test_where_memory_holds_four_and_a_half_experts_half_of_the_layers_hold_five
 
 
 def test_a_token_by_neuron_is_read_and_computed_one_after_the_other(machine, monkeypatch):
-    monkeypatch.setattr(hits, "window_of", lambda shape, way, nbytes: (0.3, 0.1))
+    monkeypatch.setattr(hits, "window_of", lambda zeros, share: (0.3, 0.1))
     found = speed(SHAPE, way(0.8), machine, 64)
     block = 3 * 4096 * 2  # a neuron of three rows of 4096 weights fills six blocks
     predictors = 2 * 11008 * 4096 // 2 + 2 * 11008 * (4096 // 64) * 4  # half a byte a weight, four for a group of 64
@@ -99,18 +101,18 @@ def test_rates_come_back_from_times_that_are_made_of_them(monkeypatch):
     monkeypatch.setattr(rates, "missing", lambda: "not here")
     found = rates.rates([NEURONS])
     dense = found.token["dense_packed", "bfloat16"]
-    assert (dense.token_s, dense.layer_s, dense.gb_s) == pytest.approx((5e-3, 1e-3, 10))
+    assert (dense.once_s, dense.each_s, dense.gb_s) == pytest.approx((5e-3, 1e-3, 10))
     assert (found.read.fixed_s, found.read.gb_s) == pytest.approx((1e-3, 2))
     assert found.neuron.seconds(100, 1e8) == pytest.approx(1e-3 + 1e-4 + 5e-3)
     read_by = found.neuron_read
-    assert (read_by.token_s, read_by.layer_s, read_by.gb_s) == pytest.approx((2e-3, 1e-5, 2))
+    assert (read_by.once_s, read_by.each_s, read_by.gb_s) == pytest.approx((2e-3, 1e-5, 2))
     assert (found.expert, found.rival) == ({}, {})
 
 
 def test_a_sparse_model_is_planned_at_its_own_zeros_at_no_price(machine):
-    table = plan("smollm2-135m-sparse90", machine=machine).table.set_index("way")
+    table = plan(open_target("smollm2-135m-sparse90"), 9 * GB).table.set_index("way")
     assert [name for name in table.index if name.startswith("neurons")] == ["neurons, 90 % zeros"]
     assert table.loc["neurons, 90 % zeros", "relative"] == 1
-    dense = plan("smollm2-135m", machine=machine).table.set_index("way")
+    dense = plan(open_target("smollm2-135m"), 9 * GB).table.set_index("way")
     assert dense.loc["neurons, 90 % zeros", "relative"] > 2
     assert open_target("mixtral-8x7b").cut == ()

@@ -15,9 +15,11 @@ from toolkit.planner import sizes, speed
 from toolkit.planner.plan import measured_ranges, plan
 from toolkit.planner.rates import TIMED, Cost, Rates
 from toolkit.planner.speed import Machine
+from toolkit.planner.target import open_target
 from toolkit.planner.ways import EXPERT_BITS, ways
 
 GB = 10**9
+LLAMA = open_target("llama2-7b")
 
 
 @pytest.fixture
@@ -51,6 +53,9 @@ def test_a_token_from_disk_takes_its_bytes_over_the_disks_rate(machine):
     shape, dense = ARCHITECTURES["llama2-7b"], way("dense")
     found = speed.speed(shape, dense, machine, 64)
     layer = sizes.layer_bytes(shape, dense)
+    memory = sizes.footprint(shape, dense)
+    held = round(found.held * 32) + sizes.SLOTS  # layers, and those that the others pass through
+    assert found.dram_bytes == pytest.approx(memory.fixed_bytes + held * layer, rel=1e-3)
     assert found.read_bytes == round((1 - found.held) * 32) * layer
     assert found.seconds == pytest.approx(
         found.read_bytes / 2 / GB, rel=0.05
@@ -62,13 +67,13 @@ def test_products_lose_time_to_reads_beside_them(machine):
     """Ten seconds of products for each of reads: the reads are hidden, and half of their time is lost."""
     shape, dense = ARCHITECTURES["llama2-7b"], way("dense")
     slow = {key: Cost(0, 0, 0.2) for key in machine.rates.token}
-    slower = [replace(machine, rates=replace(machine.rates, token=slow, taken=taken)) for taken in (0.0, 0.5)]
+    slower = [replace(machine, rates=replace(machine.rates, token=slow, slowdown=slowdown)) for slowdown in (0.0, 0.5)]
     hidden, found = (speed.speed(shape, dense, each, 64) for each in slower)
     assert found.seconds - hidden.seconds == pytest.approx(found.read_bytes / 2 / GB / 2)
 
 
 def test_the_first_way_is_the_fastest_within_the_loss(machine):
-    found = plan("llama2-7b", 6 * GB, machine=machine)
+    found = plan(LLAMA, 6 * GB)
     within = found.table[(found.table["relative"] <= 1.05) & ~found.table["at_best"]]
     assert found.table["way"][0] == within.loc[within["tokens_s"].idxmax(), "way"] == "int8, head too"
     assert "--int8" in found.commands[0]
@@ -76,16 +81,16 @@ def test_the_first_way_is_the_fastest_within_the_loss(machine):
     assert "limits it" in found.why
     assert any("faster at a higher price: spqr, 3 bits, head too" in line for line in found.advice)
     assert "perplexity × 1.0" in found.why
-    dearer = plan("llama2-7b", 6 * GB, loss=0.2, machine=machine)
+    dearer = plan(LLAMA, 6 * GB, loss=0.2)
     assert dearer.table["way"][0] == "spqr, 3 bits, head too"
     assert any("perhaps faster: llama.cpp Q4_0" in line for line in dearer.advice)  # a limit is no prediction
 
 
 def test_ways_that_do_not_fit_are_left_out_with_what_they_take(machine):
-    found = plan("llama2-7b", 6 * GB, machine=replace(machine, dram_bytes=1_000_000_000))
+    found = plan(LLAMA, 1_000_000_000)
     assert any("dense" in line and "MB of DRAM, 1000 MB are given" in line for line in found.left_out)
     with pytest.raises(UserError, match=r"5 MB of DRAM are too few. The smallest way, .*, takes \d+ MB"):
-        plan("llama2-7b", machine=replace(machine, dram_bytes=5_000_000))
+        plan(LLAMA, 5_000_000)
 
 
 def test_ranges_come_from_the_last_run_of_the_notebook(machine, tmp_path, monkeypatch):
@@ -96,7 +101,7 @@ def test_ranges_come_from_the_last_run_of_the_notebook(machine, tmp_path, monkey
     table = pd.DataFrame(rows).assign(part="race", predicted_per_s=10.0, disturbed=[0, 0, 0, 0, 1, 0, 0, 0])
     table.to_csv(tmp_path / "beyond" / "planner" / "table.csv", index=False)
     assert measured_ranges() == {"layers": (pytest.approx(0.83), pytest.approx(1.17))}
-    row = plan("llama2-7b", 6 * GB, machine=machine).table.iloc[0]
+    row = plan(LLAMA, 6 * GB).table.iloc[0]
     assert row["low"] == pytest.approx(0.83 * row["tokens_s"])
 
 
@@ -105,6 +110,8 @@ def test_the_command_prints_a_table_or_json(machine, capsys):
     shown = capsys.readouterr().out
     assert "int8, head too is the fastest way within a loss of 5%" in shown
     assert "python -m toolkit pack MODEL" in shown
+    assert main(["plan", "llama2-7b", "--dram", "2000.5MB"]) == 0
+    assert " --dram 2000.5MB" in capsys.readouterr().out  # as given: `run` would refuse less
     assert main(["plan", "llama2-7b", "--dram", "6GB", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ways"][0]["way"] == "int8, head too"
@@ -127,27 +134,29 @@ def test_bad_input_is_one_line(machine, capsys):
         assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-def with_gpu(machine, gb):
-    """A GPU of 1000 GB/s behind a link of 10 GB/s."""
-    parts = {"device": Memory("gpu", gb * GB + 2**30, 1000), "links": Links(2, 10)}
-    return replace(machine, profile=replace(machine.profile, **parts), dram_bytes=20 * GB)
+@pytest.fixture
+def gpu(machine, monkeypatch):
+    """The machine with a GPU of 4 GB for weights and 1000 GB/s, behind a link of 10 GB/s."""
+    parts = {"device": Memory("gpu", 4 * GB + 2**30, 1000), "links": Links(2, 10)}
+    monkeypatch.setattr(speed, "_profile", lambda: replace(machine.profile, **parts))
+    monkeypatch.setattr("toolkit.planner.plan.describe", lambda: {"gpu": "gpu"})
 
 
-def test_a_gpu_of_this_machine_is_planned_by_bytes_alone(machine):
+def test_a_gpu_of_this_machine_is_planned_by_bytes_alone(gpu):
     """Int8 layers that 4 GB do not hold are copied for each token, at 10 GB/s."""
     shape, int8 = ARCHITECTURES["llama2-7b"], way("int8")
-    found = plan("llama2-7b", machine=with_gpu(machine, 4))
+    found = plan(LLAMA, 20 * GB)
     row = found.table.set_index("way").loc["int8, GPU"]
     memory, used = sizes.footprint(shape, int8), sizes.token_bytes(shape, int8)
     assert row["tokens_s"] == pytest.approx(1 / ((1 - 4 * GB / memory.whole_bytes) * used / 10 / GB))
     assert (row["at_best"], row["limit"]) == (True, "copies")
     assert not found.table["gpu"][0]  # a limit does not come first
     assert any("--device cuda" in line and "nothing was measured with this GPU" in line for line in found.advice)
-    smaller = plan("llama2-7b", machine=with_gpu(machine, 4), device_bytes=2 * GB).table.set_index("way")
+    smaller = plan(LLAMA, 20 * GB, device_bytes=2 * GB).table.set_index("way")
     assert smaller.loc["int8, GPU", "tokens_s"] < row["tokens_s"]
 
 
 def test_a_limit_that_is_too_small_is_refused_before_the_machine_is_measured(monkeypatch):
     monkeypatch.setattr(speed, "_profile", lambda: pytest.fail("measured"))
     with pytest.raises(UserError, match=r"llama2-7b: 10 MB of DRAM are too few. The smallest way, .*, takes \d+ MB"):
-        plan("llama2-7b", dram_bytes=10_000_000)
+        plan(LLAMA, dram_bytes=10_000_000)

@@ -18,11 +18,11 @@ def test_times_that_are_off_by_a_twentieth_foretell_a_large_model_within_a_tenth
     for signs in product((-0.05, 0.05), repeat=len(rows)):
         tokens = table.assign(stage="token", seconds=true_s * (1 + pd.Series(signs)))
         reads = table.assign(stage="read", seconds=table["nbytes"] / 2e9)
-        lost_s = 0.25 * (table["layers"] // rates.FEW) * reads["seconds"]
+        lost_s = 0.25 * (table["layers"] // rates.ONE_READ_IN) * reads["seconds"]
         partly = tokens.assign(stage="partly", seconds=tokens["seconds"] + lost_s)[lost_s > 0]
         every = pd.concat([tokens, reads, partly])
         monkeypatch.setattr(rates, "layer_times", lambda fresh, every=every: every)
         found = rates.rates([])
         foretold = found.token["dense", "bfloat16"].seconds(28, 3e9)
         assert abs(foretold / (1e-3 + 28 * 2e-4 + 3 / 20) - 1) < 0.1, signs
-        assert abs(found.taken - 0.25) < 1e-9
+        assert abs(found.slowdown - 0.25) < 1e-9

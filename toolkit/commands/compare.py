@@ -18,12 +18,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 CORPUS = "wiki-slice"
+DISTURBED = "* other work disturbed half of these turns or more"
 
 
 def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) -> None:
-    """Print the table. Raises `UserError` for a device other than the CPU, and what `token_rates` raises."""
-    if options.device != "cpu":
-        raise UserError(f"--device {options.device}: --compare runs on the CPU, as llama.cpp does here; leave it out")
+    """Print the table. Raises what `token_rates` raises."""
     tell("looking at the folder and for llama.cpp")
     from toolkit.interchange.reading import load_tokenizer
     from toolkit.measure.side_by_side import planned_rivals, token_rates
@@ -126,14 +125,16 @@ def _quantised(model: "nn.Module", kind: str) -> "nn.Module":
 
 
 def _show(table: "pd.DataFrame", reasons: list[str]) -> None:
-    shown = table.assign(way=table["way"] + table["disturbed"].ge(0.5).map({True: " *", False: ""}))
+    from toolkit.measure.disturbance import MARKED, STAR
+
+    shown = table.assign(way=table["way"] + table["disturbed"].ge(MARKED).map({True: STAR, False: ""}))
     ends = zip(table["tokens_per_s_low"], table["tokens_per_s_high"], strict=True)
     shown["range"] = [f"{low:.1f} to {high:.1f}" for low, high in ends]
     columns = {"tokens_per_s": "tokens/s", "read_mb": "MB read a token", "dram_mb": "MB in DRAM"}
     order = ["way", "tokens_per_s", "range", "read_mb", "dram_mb", "perplexity", "mode"]
     print(shown[order].rename(columns=columns).to_string(index=False, float_format="{:.1f}".format, na_rep="–"))
-    if table["disturbed"].ge(0.5).any():
-        print("* other work disturbed half of these turns or more")
+    if table["disturbed"].ge(MARKED).any():
+        print(DISTURBED)
     for reason in reasons:
         print(reason)
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.commands.run import bytes_of
-from toolkit.commands.trial import trial
+from toolkit.commands.trial import check_trial, trial
 from toolkit.errors import UserError, whole
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from toolkit.planner.plan import Recommendation
-    from toolkit.planner.target import Target
 
 SHOWN = {
     "way": "way",
@@ -71,22 +72,19 @@ def plan(options: argparse.Namespace) -> None:
         _elsewhere(options, dram_bytes, device_bytes, loss)
         return
     print("looking at the model and the machine", file=sys.stderr)
-    from toolkit.planner.plan import kinds_asked
-    from toolkit.planner.plan import plan as made
-    from toolkit.planner.rates import are_kept
+    from toolkit.planner.plan import plan as plan_for
     from toolkit.planner.target import open_target
-    from toolkit.quality.corpora import check_corpus
 
-    check_corpus(options.text)
     target = open_target(options.model)
-    if options.fresh or not are_kept(kinds_asked(target, dram_bytes, loss, options.text)):
-        _show_bounds(target, dram_bytes)
+    if options.tries:
+        check_trial(target, options.gguf)
     settings = {"measure": options.measure, "text": options.text, "prompt_tokens": options.prompt_tokens}
-    found = made(options.model, dram_bytes, loss, **settings, fresh=options.fresh, device_bytes=device_bytes)
+    settings |= {"fresh": options.fresh, "device_bytes": device_bytes, "measuring": _show_bounds}
+    found = plan_for(target, dram_bytes, loss, **settings)
     if options.json:
         print(json.dumps(_plain(found), indent=1))
     else:
-        _show(found, len(found.table) if options.all else ROWS)
+        _show(found, None if options.all else ROWS)
     if options.tries:
         trial(found, options)
 
@@ -98,7 +96,7 @@ def _elsewhere(options: argparse.Namespace, dram_bytes: int | None, device_bytes
     from toolkit.planner.target import open_target
 
     machine = resized(profile(options.machine), dram_bytes, device_bytes)
-    table = best_elsewhere(open_target(options.model), machine, loss)
+    table = best_elsewhere(open_target(options.model), machine, loss, options.text)
     if table.empty:
         raise UserError(
             f"{options.model}: no way fits on {options.machine}; give it more memory, or a machine with a disk"
@@ -111,16 +109,10 @@ def _elsewhere(options: argparse.Namespace, dram_bytes: int | None, device_bytes
     print(shown.to_string(index=False, float_format="{:.3g}".format, na_rep="–"))
 
 
-def _show_bounds(target: "Target", dram_bytes: int | None) -> None:
+def _show_bounds(bounds: "pd.DataFrame") -> None:
     """Print what each way moves, before the machine is measured."""
-    from toolkit.planner.by_bytes import bounds
-    from toolkit.planner.speed import dram_for_weights
-
-    table = bounds(target, dram_for_weights(dram_bytes)).head(ROWS)
-    if table.empty:
-        return  # the plan says what the smallest way takes
     names = {"read_mb": "MB read a token", "token_mb": "MB multiplied a token", "needed_mb": "MB of DRAM at least"}
-    shown = table.rename(columns=names).to_string(index=False, float_format="{:,.0f}".format)
+    shown = bounds.head(ROWS).rename(columns=names).to_string(index=False, float_format="{:,.0f}".format)
     print(f"by bytes alone:\n{shown}", file=sys.stderr)
     print("measuring this machine once, in about half a minute", file=sys.stderr, flush=True)
 
@@ -136,11 +128,12 @@ def _share(text: str) -> float:
     return share
 
 
-def _show(found: "Recommendation", rows: int) -> None:
+def _show(found: "Recommendation", rows: int | None) -> None:
+    """Print the table and the advice; so many ways, or all."""
     target, table = found.target, found.table
-    size = f"{target.nbytes / 1e9:.2f} GB as published"
+    size = f"{target.nbytes / 1e9:.2f} GB in {8 * target.dtype_bytes:.0f} bits"
     print(f"{target.name}: {size}; {found.dram_bytes / 1e9:.2f} GB of DRAM; speeds are modelled\n")
-    shown = table.head(rows)
+    shown = table[:rows]
     shown = shown.assign(range=[_range(row) for _, row in shown.iterrows()])
     shown["tokens_s"] = [f"{'≤ ' if row.at_best else ''}{row.tokens_s:.3g}" for row in shown.itertuples()]
     for column, form in {"first_s": "{:.2g}", "read_mb": "{:,.0f}", "dram_mb": "{:,.0f}", "relative": "{:.2f}"}.items():

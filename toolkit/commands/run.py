@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from toolkit.commands.compare import compare
-from toolkit.commands.text import generate_from_checkpoint, generate_timed, method_of, opened
+from toolkit.commands.text import generate_from_checkpoint, generate_timed, opened
 from toolkit.errors import UserError, whole
 from toolkit.offload.variant import variant_to_run
 
@@ -16,6 +16,7 @@ UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**2
 SEEDS = 2**32
 POLICIES = ("pipelined", "sequential")
 READERS = ("threads", "aio", "kvikio")
+NOT_COMPARED = ("--draft", "--weights", "--policy", "--reader", "--device", "--device-memory", "--sample")
 WHOLE_LAYERS = ("--compare", "--weights", "--reader kvikio", "--policy")  # options of layers that are streamed whole
 READ_IN_PARTS = "holds {}, which the CPU reads and uses; leave it out"
 ABSENT = {  # by kind of folder: options that it does not have, and why
@@ -93,8 +94,7 @@ def run(options: argparse.Namespace) -> None:
     elif options.compare:
         compare(options, kind, budgets)
     else:
-        method = None if kind in ABSENT else lambda: method_of(kind, options.weights, options.device)
-        with opened(options, method, budgets) as (model, draft):
+        with opened(options, kind, budgets) as (model, draft):
             generate_timed(options, model, kind, draft)
 
 
@@ -119,6 +119,8 @@ def _check_kind(options: argparse.Namespace, kind: str) -> None:
         "--weights packed": options.weights == "packed",
         "--device-memory": options.device_memory,
         "--device": options.device != "cpu",
+        "--sample": options.sample,
+        "--reader": options.reader,
         "--reader kvikio": options.reader == "kvikio",
         "--policy": options.policy != "pipelined",
         "--residency": options.residency,
@@ -127,6 +129,9 @@ def _check_kind(options: argparse.Namespace, kind: str) -> None:
     for name in names:
         if given[name]:
             raise UserError(f"{name}: {options.folder} {why}")
+    for name in NOT_COMPARED if options.compare else ():
+        if given[name]:
+            raise UserError(f"{name}: --compare chooses it for each way, on the CPU; leave it out")
 
 
 def _check_numbers(options: argparse.Namespace) -> dict[str, int | None]:
@@ -144,8 +149,6 @@ def _check_draft(options: argparse.Namespace) -> None:
         raise UserError(f"--draft-tokens {options.draft_tokens}: of --draft alone; add --draft, or leave it out")
     if options.draft is None:
         return
-    if options.compare:
-        raise UserError("--compare has no row with a draft: leave --draft out")
     if kind_of(options.draft) == "checkpoint":
         raise UserError(f"--draft {options.draft}: is a checkpoint; name a folder that `python -m toolkit pack` wrote")
 

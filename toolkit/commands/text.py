@@ -4,18 +4,15 @@ import gc
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from toolkit.errors import UserError, unknown
 
 
 @contextmanager
-def opened(options: Namespace, method: Callable[[], str] | None, budgets: Mapping[str, int | None]) -> Iterator:
-    """The model of a folder that `pack` wrote, and the one that drafts for it, if `--draft` names one.
-
-    `method` names how the first is run, once formats can be imported.
-    """
+def opened(options: Namespace, kind: str, budgets: Mapping[str, int | None]) -> Iterator:
+    """The model of a folder that `pack` wrote, of this kind, and the one that drafts for it, if `--draft` names one."""
     with ExitStack() as stack:
         with _collector_paused():
             from toolkit import hub
@@ -26,10 +23,10 @@ def opened(options: Namespace, method: Callable[[], str] | None, budgets: Mappin
             settings = {name: getattr(options, name) for name in ("policy", "verify", "device", "reader")}
             if options.residency:
                 settings["demand"] = _demand(options.residency)
-            name, draft, limits = method() if method else None, None, dict(budgets)
+            method, draft, limits = method_of(kind, options.weights, options.device), None, dict(budgets)
             if options.draft:
                 draft, limits = stack.enter_context(_opened_draft(options, budgets)), {}
-            model = OffloadedModel.open(options.folder, name, beside=draft, **limits, **settings)
+            model = OffloadedModel.open(options.folder, method, beside=draft, **limits, **settings)
             stack.enter_context(model)
         yield model, draft
 
@@ -46,11 +43,10 @@ def _demand(name: str):
 
 def _opened_draft(options: Namespace, budgets: Mapping[str, int | None]):
     """The draft. Raises `UserError` unless it is whole in memory: reads would cost as much as it saves."""
-    from toolkit.offload.model import STRATEGIES, OffloadedModel
+    from toolkit.offload.model import OffloadedModel
     from toolkit.offload.variant import variant_to_run
 
-    form = variant_to_run(options.draft)
-    method = None if form in STRATEGIES else method_of(form, None, options.device)
+    method = method_of(variant_to_run(options.draft), None, options.device)
     draft = OffloadedModel.open(options.draft, method, verify=options.verify, device=options.device, **budgets)
     if draft.placement and draft.placement.storage:
         draft.close()
@@ -61,11 +57,17 @@ def _opened_draft(options: Namespace, budgets: Mapping[str, int | None]):
     return draft
 
 
-def method_of(form: str, weights: str | None, device: str) -> str:
-    """The name that `toolkit.policies.methods` has for it. Raises `UserError` for a format without a product."""
+def method_of(form: str, weights: str | None, device: str) -> str | None:
+    """The name that `toolkit.policies.methods` has for it; None for neurons and experts, which are run in one way.
+
+    Raises `UserError` for a format without a product.
+    """
     from toolkit.formats import READABLE
+    from toolkit.offload.model import STRATEGIES
     from toolkit.policies.methods import PACKED
 
+    if form in STRATEGIES:
+        return None
     if weights is None:
         weights = "packed" if form in READABLE and READABLE[form].multiplied_packed and device == "cpu" else "decoded"
     if weights == "decoded":

@@ -167,16 +167,16 @@ def expert_bytes(shape: ModelShape, way: ExpertWay, inputs: LoadingInputs = DEFA
 
 def slots_that_fit(shape: ModelShape, machine: Profile, way: ExpertWay) -> int:
     """Experts of a layer that fit the GPU beside all other weights, which are stored in as many bits."""
-    routed = expert_weights(shape) * shape.experts * (shape.layers - shape.dense_layers)
+    routed = expert_weights(shape) * shape.experts * shape.routed_layers
     others = (sum(shape.parameters.values()) - routed) * weight_bits(way.bits) / 8
     room = machine.device.capacity_bytes - RESERVED_BYTES - others
-    return int(np.clip(room / (expert_bytes(shape, way) * (shape.layers - shape.dense_layers)), 0, shape.experts))
+    return int(np.clip(room / (expert_bytes(shape, way) * shape.routed_layers), 0, shape.experts))
 
 
 def active_weights(shape: ModelShape) -> int:
     """Weights that one token is multiplied with, the embedding left out."""
     parts, one = shape.parameters, expert_weights(shape)
-    used = (shape.experts_per_token + shape.shared_experts) * (shape.layers - shape.dense_layers) * one
+    used = (shape.experts_per_token + shape.shared_experts) * shape.routed_layers * one
     return _head_weights(shape) + parts["attention"] + parts["ffn"] + parts["router"] + used
 
 

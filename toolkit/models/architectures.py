@@ -70,18 +70,22 @@ class ModelShape:
         return self.attention | self.ffn_matrices
 
     @property
+    def routed_layers(self) -> int:
+        """Layers with experts; none of a dense model."""
+        return self.layers - self.dense_layers if self.experts else 0
+
+    @property
     def parameters(self) -> dict[str, int]:
         """Weights by part: embedding, head (0 if tied), attention, ffn, experts, router, other; of the whole model."""
         embedding, one_ffn = self.vocabulary * self.hidden, _weights(self.ffn_matrices)
         dense = one_ffn // self.ffn * self.dense_ffn * self.dense_layers if self.experts else 0
-        routed_layers = self.layers - self.dense_layers if self.experts else 0
         return {
             "embedding": embedding,
             "head": 0 if self.tied else embedding,
             "attention": self.layers * _weights(self.attention),
             "ffn": dense if self.experts else self.layers * one_ffn,
-            "experts": routed_layers * (self.experts + self.shared_experts) * one_ffn,
-            "router": routed_layers * self.experts * self.hidden,
+            "experts": self.routed_layers * (self.experts + self.shared_experts) * one_ffn,
+            "router": self.routed_layers * self.experts * self.hidden,
             "other": self.other,
         }
 

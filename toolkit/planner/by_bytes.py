@@ -19,7 +19,7 @@ from toolkit.errors import UserError
 from toolkit.models.architectures import ModelShape
 from toolkit.planner import sizes
 from toolkit.planner.hits import expert_hits, unmapped_share
-from toolkit.planner.prices import price_of
+from toolkit.planner.prices import TEXT, price_of
 from toolkit.planner.speed import Machine, Speed
 from toolkit.planner.target import Target
 from toolkit.planner.ways import EXPERTS, NEURONS, RIVAL, STREAMED, PlannedWay, ways
@@ -39,7 +39,7 @@ class Bound:
     limit: str
 
 
-def bounds(target: Target, dram_bytes: int) -> pd.DataFrame:
+def bounds(target: Target, dram_bytes: float) -> pd.DataFrame:
     """A row for each way of the toolkit that fits into so many bytes of DRAM, the least reads first.
 
     Columns: way; read_mb (from the disk for a token, if parts in memory are needed as often as the rest); token_mb (of
@@ -47,7 +47,7 @@ def bounds(target: Target, dram_bytes: int) -> pd.DataFrame:
         the disk's bandwidth, and no less than token_mb at the memory's.
     """
     shape, rows = target.shape, []
-    for way in ways(bool(shape.experts), target.cut):
+    for way in target.ways:
         try:
             memory = sizes.footprint(shape, way)
         except UserError:  # a way that this model does not have
@@ -55,7 +55,7 @@ def bounds(target: Target, dram_bytes: int) -> pd.DataFrame:
         if way.runs_here and memory.needed_bytes <= dram_bytes:
             used = memory.units * (1 - way.sparsity) if way.kind == NEURONS else memory.units
             if way.kind == EXPERTS:
-                used = shape.experts_per_token * (shape.layers - shape.dense_layers)
+                used = shape.experts_per_token * shape.routed_layers
             read = (1 - memory.held_share(dram_bytes)) * used * memory.unit_bytes
             numbers = {"read_mb": read, "token_mb": sizes.token_bytes(shape, way), "needed_mb": memory.needed_bytes}
             rows.append({"way": way.name} | {name: nbytes / 1e6 for name, nbytes in numbers.items()})
@@ -85,8 +85,8 @@ def limit_elsewhere(shape: ModelShape, way: PlannedWay, machine: Profile) -> Bou
     near = machine.dram if machine.unified or not machine.device else machine.device
     moved = {"dram": in_dram, "storage": on_disk}
     if way.kind == EXPERTS:
-        missed = 1 - expert_hits(shape, on_device or in_dram)
-        moved = {"dram": missed if device and in_dram else 0.0, "storage": 0.0}
+        missed = 1 - expert_hits(shape, on_device if own else in_dram)
+        moved = {"dram": missed if own and in_dram else 0.0, "storage": 0.0}
         if on_disk:
             moved["storage"] = 1 - expert_hits(shape, on_device + in_dram)
     elif way.kind == RIVAL and on_disk:
@@ -98,7 +98,7 @@ def limit_elsewhere(shape: ModelShape, way: PlannedWay, machine: Profile) -> Bou
             parts_s += (in_dram + on_disk) * used / GB / machine.dram.bandwidth_gb_s
         limits = {"DRAM" if in_dram or on_disk or near is machine.dram else GPU: parts_s, "disk": read_s}
     else:
-        copied = (moved["dram"] + moved["storage"]) * used if device else 0.0
+        copied = (moved["dram"] + moved["storage"]) * used if own else 0.0
         copy_s = copied / GB / machine.links.dram_to_device_gb_s if copied else 0.0
         limits = {
             "DRAM" if near is machine.dram else GPU: used / GB / near.bandwidth_gb_s,
@@ -111,7 +111,7 @@ def limit_elsewhere(shape: ModelShape, way: PlannedWay, machine: Profile) -> Bou
 
 def gpu_ways(experts: bool) -> list[PlannedWay]:
     """The ways with this machine's GPU: layers streamed to it, and llama.cpp. Experts are for the CPU alone."""
-    known = [way for way in ways(experts) if way.kind == RIVAL or (way.kind == STREAMED and way.stored.used_packed)]
+    known = [way for way in ways(experts) if way.kind in (RIVAL, STREAMED)]
     return [replace(way, name=f"{way.name}, GPU", run=f"--weights packed {CUDA}") for way in known]
 
 
@@ -122,24 +122,31 @@ def limit_on_gpu(shape: ModelShape, way: PlannedWay, machine: Machine, device_by
     Raises `UserError` for what `run --device cuda` refuses: embedding, head and the layer in use are in the GPU's
     memory, and what passes through DRAM takes buffers there.
     """
-    device = device_bytes or machine.profile.device.capacity_bytes - RESERVED_BYTES
+    device = device_bytes or max(0, machine.profile.device.capacity_bytes - RESERVED_BYTES)
     memory, used = sizes.footprint(shape, way), sizes.token_bytes(shape, way)
     passing = max(memory.least_bytes, sizes.head_bytes(shape)) if way.kind == STREAMED else 0
     for where, needed, given in (("GPU memory", memory.needed_bytes, device), ("DRAM", passing, machine.dram_bytes)):
         if needed > given:
             raise UserError(f"{way.name}: needs {needed / 1e6:.0f} MB of {where}, {given / 1e6:.0f} MB are given")
-    found = limit_elsewhere(shape, way, resized(machine.profile, machine.dram_bytes, device + RESERVED_BYTES))
+    found = limit_elsewhere(shape, way, resized(machine.profile, machine.dram_bytes, device))
     read, dram, held = round(found.storage * used), round(found.dram * memory.whole_bytes), found.device + found.dram
     return Speed(found.seconds, float("nan"), read, dram, held, found.limit, at_best=True)
 
 
 def resized(machine: Profile, dram_bytes: int | None = None, device_bytes: int | None = None) -> Profile:
-    """The machine with other sizes of its memories. Raises `UserError` for a memory that it does not have."""
+    """The machine with so many bytes for weights and buffers in its memories.
+
+    Raises `UserError` for a memory that it does not have.
+    """
     if machine.unified and device_bytes is not None:
         raise UserError(
             f"{machine.id} has one memory for CPU and GPU: give its size by --dram, without --device-memory"
         )
-    for tier, nbytes in {"dram": None if dram_bytes is None else dram_bytes / OF_DRAM, "device": device_bytes}.items():
+    sizes_of = {
+        "dram": None if dram_bytes is None else dram_bytes / OF_DRAM,
+        "device": None if device_bytes is None else device_bytes + RESERVED_BYTES,
+    }
+    for tier, nbytes in sizes_of.items():
         memory = getattr(machine, tier)
         if nbytes is not None and memory is None:
             raise UserError(f"{machine.id} has no {tier}: leave its size out, or choose another machine")
@@ -148,7 +155,7 @@ def resized(machine: Profile, dram_bytes: int | None = None, device_bytes: int |
     return machine
 
 
-def best_elsewhere(target: Target, machine: Profile, loss: float) -> pd.DataFrame:
+def best_elsewhere(target: Target, machine: Profile, loss: float, text: str = TEXT) -> pd.DataFrame:
     """A row for each way that can run, the quickest within the loss first, if any is.
 
     Columns: model, profile, way, tokens_s, device, dram and storage (shares), relative (perplexity, NaN if nobody has
@@ -160,7 +167,7 @@ def best_elsewhere(target: Target, machine: Profile, loss: float) -> pd.DataFram
             placed = limit_elsewhere(target.shape, way, machine)
         except UserError:
             continue
-        relative = price_of(target, way).ratio
+        relative = price_of(target, way, text).ratio
         row = {"way": way.name, "tokens_s": 1 / placed.seconds, "relative": relative, "within": relative <= 1 + loss}
         rows.append(row | {name: getattr(placed, name) for name in ("device", "dram", "storage")})
     table = pd.DataFrame(rows, columns=["way", "tokens_s", "relative", "within", "device", "dram", "storage"])

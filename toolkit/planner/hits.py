@@ -1,7 +1,7 @@
 """Hit rates: the share of a token's experts, and of its FFN neurons, that memory holds, from texts of real models.
 
     expert_hits(shape, held=0.4)         # the share of needed experts that are found
-    window_of(shape, way, 200_000_000)   # the shares of neurons that memory holds, and that a token reads
+    window_of(zeros=0.8, share=0.3)      # the shares of neurons that memory holds, and that a token reads
 
 The neurons in a window of tokens are counted by replay of recorded text, once for all machines:
 `python -m toolkit.planner.hits` writes `data/quality/windows.csv`. Columns: model, zeros (share of FFN outputs that
@@ -23,9 +23,9 @@ from toolkit.errors import run_command
 from toolkit.files import replacing
 from toolkit.models.architectures import ModelShape
 from toolkit.offload.options import WINDOW
-from toolkit.planner.sizes import footprint, used_weights
+from toolkit.planner.sizes import used_weights
 from toolkit.planner.target import open_target
-from toolkit.planner.ways import ZEROS, PlannedWay
+from toolkit.planner.ways import ZEROS
 from toolkit.policies.residencies import SlidingWindow
 from toolkit.sparsity.route_traces import ROUTE_TRACES
 from toolkit.sparsity.trace import Trace
@@ -63,7 +63,7 @@ def unmapped_share(shape: ModelShape, held: float) -> float:
     """
     if held >= 1 or not shape.experts:
         return max(0.0, 1 - held)
-    one, layers = expert_weights(shape), shape.layers - shape.dense_layers
+    one, layers = expert_weights(shape), shape.routed_layers
     whole, routed = sum(shape.parameters.values()), layers * shape.experts * one
     missing = max(0.0, whole - routed - held * whole)
     hits = expert_hits(shape, max(0.0, held * whole - (whole - routed)) / routed)
@@ -80,13 +80,13 @@ def _hits(few: bool, share: float) -> float:
     return float(sorted(table["expert_hits"].iloc[0] for table in tables)[len(tables) // 2])
 
 
-def window_of(shape: ModelShape, way: PlannedWay, dram_bytes: int) -> tuple[float, float]:
-    """The shares of the neurons that a window of tokens holds and that a token reads, with so many bytes for the way.
+def window_of(zeros: float, share: float) -> tuple[float, float]:
+    """The shares of the neurons that a window of tokens holds and that a token reads, if this share of them fits.
 
     They are those of the recorded model with the nearest share of zeros, and between two sizes of memory on a line.
     """
-    table, share = load_windows(), footprint(shape, way).held_share(dram_bytes)
-    rows = table[table["zeros"] == min(table["zeros"], key=lambda zeros: abs(zeros - way.sparsity))]
+    table = load_windows()
+    rows = table[table["zeros"] == min(table["zeros"], key=lambda known: abs(known - zeros))]
     held, loaded = (float(np.interp(share, rows["memory"], rows[name])) for name in ("held", "loaded"))
     return held, loaded
 

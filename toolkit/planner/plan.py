@@ -1,6 +1,6 @@
 """A plan: every way of running this model on this machine, with its speed and its price, the best first.
 
-    found = plan("llama2-7b", dram_bytes=6_000_000_000)
+    found = plan(open_target("llama2-7b"), dram_bytes=6_000_000_000)
     found.table     # a row a way
     found.why       # one sentence
     found.commands  # they pack and run the first way
@@ -10,8 +10,8 @@ the notebook `beyond/planner`, which measures how far off such predictions are. 
 an embedded one that is named (`toolkit.planner.prices`).
 """
 
-from collections.abc import Iterable
-from contextlib import suppress
+import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, inf, nan
 
@@ -21,17 +21,17 @@ from toolkit import paths
 from toolkit.costs.probe import describe
 from toolkit.errors import UserError
 from toolkit.planner import sizes
-from toolkit.planner.by_bytes import CUDA, gpu_ways, limit_on_gpu
-from toolkit.planner.prices import Quality, price_of
-from toolkit.planner.speed import Machine, Speed, dram_for_weights, kinds_needed, speed, this_machine
-from toolkit.planner.target import Target, open_target
-from toolkit.planner.ways import NEURONS, RIVAL, PlannedWay, ways
+from toolkit.planner.by_bytes import CUDA, bounds, gpu_ways, limit_on_gpu
+from toolkit.planner.prices import TEXT, Quality, price_of
+from toolkit.planner.rates import are_kept
+from toolkit.planner.speed import Machine, Speed, dram_for_weights, fitting, kinds_needed, speed, this_machine
+from toolkit.planner.target import Target
+from toolkit.planner.ways import NEURONS, RIVAL, PlannedWay
 from toolkit.quality.corpora import check_corpus
 
 LOSS = 0.05  # of perplexity that a plan accepts unless told otherwise
 PROMPT_TOKENS = 64
 BUSY = 0.25  # share of disturbed turns from which rates are not to be trusted
-TEXT = "wiki-slice"
 ENDS = (0.1, 0.9)  # quantiles of a range
 FEWEST = 4  # measurements that make a range
 
@@ -46,7 +46,8 @@ class Recommendation:
         (of weights and buffers); memory (share of layers or experts in memory); limit ("disk", "DRAM", "compute", "GPU"
         or "copies"); relative (perplexity over that of the dense model; NaN if nobody has measured it), relative_low,
         relative_high, quality_of (the model that it was measured with, or why that does not count); at_best (the speed
-        is a limit by bytes, not a prediction); gpu; front; runs_here; evidence.
+        is a limit by bytes, not a prediction); gpu; front; within (the loss); rival (of llama.cpp); runs_here;
+        evidence.
     left_out: for each way that does not fit, a sentence that says how much it takes.
     why: one sentence on the first way, and what limits it.
     commands: what packs and runs the first way; empty where the toolkit does not run it.
@@ -63,42 +64,47 @@ class Recommendation:
 
 
 def plan(
-    model: str,
+    target: Target,
     dram_bytes: int | None = None,
     loss: float = LOSS,
     measure: bool = False,
     text: str = TEXT,
     prompt_tokens: int = PROMPT_TOKENS,
-    machine: Machine | None = None,
     fresh: bool = False,
     device_bytes: int | None = None,
+    measuring: Callable[[pd.DataFrame], None] = lambda bounds: None,
 ) -> Recommendation:
     """The ways of running a model within so many bytes of DRAM; None takes nine tenths of what is free.
 
-    `loss` is the share by which perplexity may grow. `measure` evaluates this model now, on a few windows of `text`. A
-    `machine` takes the place of this one; `fresh` measures this one again. `device_bytes` limits the GPU's memory.
-    Raises `UserError` for an unknown model, a budget below the smallest way (the message says how much that takes), a
-    machine that cannot be probed, or `device_bytes` without a GPU.
+    `loss` is the share by which perplexity may grow. `measure` evaluates this model now, on a few windows of `text`;
+    `fresh` measures the machine again. Before a machine is measured, `measuring` gets the table of `bounds`.
+    `device_bytes` limits the GPU's memory. Raises `UserError` for a budget below the smallest way (the message says
+    how much that takes), a machine that cannot be probed, or `device_bytes` without a GPU.
     """
     if loss < 0:
         raise UserError(f"loss={loss}: expected a share from 0, such as 0.05")
     check_corpus(text)
-    target = open_target(model)
     if measure and not target.loadable:
-        raise UserError(f"{model}: of this model no weights can be loaded: leave --measure out")
-    has_gpu = machine.profile.device if machine else describe()["gpu"]
+        raise UserError(f"{target.name}: of this model no weights can be loaded: leave --measure out")
+    has_gpu = bool(describe()["gpu"])
     if device_bytes is not None and not has_gpu:
         raise UserError(
             f"{device_bytes / 1e6:.0f} MB of GPU memory: torch sees no GPU here; leave --device-memory out, or name "
             "another machine with --machine"
         )
-    rows, left_out = [], []
-    known = {way.name: way for way in ways(bool(target.shape.experts), target.cut)}
-    if not has_gpu:  # before the machine is measured
-        _check_fits(target, known.values(), machine.dram_bytes if machine else dram_for_weights(dram_bytes))
-    here = machine or this_machine(dram_bytes, kinds_asked(target, dram_bytes, loss, text), fresh)
+    dram = dram_for_weights(dram_bytes)
+    moved = bounds(target, dram)
+    if moved.empty and not has_gpu:
+        raise _too_small(target, dram)
+    # ways by neuron that cost too much are not named, so they are not timed
+    named = [way for way in target.ways if way.kind != NEURONS or price_of(target, way, text).ratio <= 1 + loss]
+    kinds = kinds_needed(target.shape, fitting(target.shape, named, dram))
+    if fresh or not are_kept(kinds):
+        measuring(moved)
+    here = this_machine(dram, kinds, fresh)
+    known = {way.name: way for way in target.ways}
     on_gpu = {way.name: way for way in gpu_ways(bool(target.shape.experts))} if here.profile.device else {}
-    ranges = measured_ranges()
+    ranges, rows, left_out = measured_ranges(), [], []
     for way in (*known.values(), *on_gpu.values()):
         try:
             if way.name in on_gpu:
@@ -111,27 +117,19 @@ def plan(
         row = _row(way, found, price_of(target, way, text, measure), ranges.get(way.kind, (nan, nan)))
         rows.append(row | {"gpu": way.name in on_gpu})
     if not any(row["runs_here"] for row in rows):
-        _check_fits(target, known.values(), here.dram_bytes)
-        raise UserError(f"{model}: no way fits: {'; '.join(left_out)}")
+        raise _too_small(target, dram)
     table = _ordered(pd.DataFrame(rows), loss)
     best = table.iloc[0]
     chosen = (known | on_gpu)[best["way"]]
     return Recommendation(
         target,
-        here.dram_bytes,
+        dram,
         table,
         tuple(left_out),
         _why(best, loss),
         _commands(target, chosen, dram_bytes, device_bytes),
         tuple(_advice(target, table, chosen, here)),
     )
-
-
-def kinds_asked(target: Target, dram_bytes: int | None, loss: float, text: str = TEXT) -> set[str]:
-    """The kinds of rates that a plan needs: those of ways that may be named, so of neurons only within the loss."""
-    every = ways(bool(target.shape.experts), target.cut)
-    named = [way for way in every if way.kind != NEURONS or price_of(target, way, text).ratio <= 1 + loss]
-    return kinds_needed(target.shape, named, dram_for_weights(dram_bytes))
 
 
 def measured_ranges() -> dict[str, tuple[float, float]]:
@@ -169,26 +167,22 @@ def _ordered(table: pd.DataFrame, loss: float) -> pd.DataFrame:
         beaten = known & (table["tokens_s"] > row["tokens_s"]) & (table["relative"] <= row["relative"])
         front.append(known[number] and not (beaten & (predicted | row["at_best"])).any())  # a limit beats no prediction
     table = table.assign(front=front, within=within)
-    choices = (rows for rows in (within & predicted, within, table["front"] & predicted, table["front"]) if rows.any())
-    first = table["tokens_s"].where(next(choices)).idxmax()
+    choice = within & predicted if (within & predicted).any() else within  # llama.cpp in 16 bits costs nothing
+    first = table["tokens_s"].where(choice).idxmax()
     order = table.assign(first=table.index == first).sort_values(
         ["first", "front", "tokens_s"], ascending=False, kind="stable"
     )
     return order.drop(columns="first").reset_index(drop=True)
 
 
-def _check_fits(target: Target, known: Iterable[PlannedWay], dram_bytes: int) -> None:
-    """Raise `UserError` if the memory is below what the smallest way needs."""
-    needs = {}
-    for way in known:
-        with suppress(UserError):  # of a way that this model does not have
-            needs[way.name] = sizes.footprint(target.shape, way).needed_bytes if way.runs_here else inf
-    name = min(needs, key=needs.__getitem__)
-    if needs[name] > dram_bytes:
-        raise UserError(
-            f"{target.name}: {int(dram_bytes / 1e6)} MB of DRAM are too few. The smallest way, {name}, takes "
-            f"{ceil(needs[name] / 1e6)} MB."
-        )
+def _too_small(target: Target, dram_bytes: int) -> UserError:
+    """The error of a memory below what the smallest way needs."""
+    every = bounds(target, inf)
+    least = every.loc[every["needed_mb"].idxmin()]
+    return UserError(
+        f"{target.name}: {int(dram_bytes / 1e6)} MB of DRAM are too few. The smallest way, {least['way']}, takes "
+        f"{ceil(least['needed_mb'])} MB."
+    )
 
 
 def _why(best: pd.Series, loss: float) -> str:
@@ -199,21 +193,18 @@ def _why(best: pd.Series, loss: float) -> str:
         "GPU": "the bandwidth of the GPU's memory limits it",
         "copies": "copies from DRAM to the GPU limit it",
     }
-    if pd.isna(best["relative"]):
-        return f"{best['way']} is the fastest way, at a price that nobody has measured; {limits[best['limit']]}."
     price = f"perplexity × {best['relative']:.2f}, measured with {best['quality_of']}"
-    within = f"within a loss of {loss:.0%}" if best["within"] else f"but none is within a loss of {loss:.0%}"
     at_best = " by bytes, which is a limit and no prediction," if best["at_best"] else ""
-    return f"{best['way']} is the fastest way{at_best} {within} ({price}); {limits[best['limit']]}."
+    return f"{best['way']} is the fastest way{at_best} within a loss of {loss:.0%} ({price}); {limits[best['limit']]}."
 
 
 def _commands(target: Target, way: PlannedWay, dram_bytes: int | None, device_bytes: int | None) -> tuple[str, ...]:
     """The commands; with MODEL in them for a model whose weights are not at hand."""
     if way.pack is None:
         return ()
-    pack = f"python -m toolkit pack {target.name if target.loadable else 'MODEL'} {way.pack} --out packed"
+    pack = f"python -m toolkit pack {shlex.quote(target.name) if target.loadable else 'MODEL'} {way.pack} --out packed"
     limits = {"--dram": dram_bytes, "--device-memory": device_bytes if CUDA in way.run else None}
-    caps = [f"{option} {nbytes // 10**6}MB" for option, nbytes in limits.items() if nbytes]
+    caps = [f"{option} {nbytes / 1e6:.10g}MB" for option, nbytes in limits.items() if nbytes]
     return pack, " ".join(['python -m toolkit run packed --prompt "The library of Alexandria"', *caps, way.run]).strip()
 
 
@@ -229,8 +220,8 @@ def _advice(target: Target, table: pd.DataFrame, first: PlannedWay, machine: Mac
         words = f"perhaps faster: {most['way']}, {most['tokens_s']:.3g} tokens/s at most by its bytes"
         how = f" (`run` with `{CUDA}`)" if most["gpu"] and not most["rival"] else ""
         found.append(f"{words}{how}; nothing was measured with this GPU" if most["gpu"] else words)
-    dearer = table[table["runs_here"] & ~table["at_best"].astype(bool) & (table["relative"] > best["relative"])]
-    dearer = dearer[(dearer["tokens_s"] > best["tokens_s"]) & ~dearer["within"]]
+    dearer = table[table["runs_here"] & ~table["at_best"].astype(bool) & ~table["within"] & table["relative"].notna()]
+    dearer = dearer[dearer["tokens_s"] > best["tokens_s"]]
     if len(dearer):
         least = dearer.loc[dearer["relative"].idxmin()]
         price = f"perplexity × {least['relative']:.2f}, measured with {least['quality_of']}"

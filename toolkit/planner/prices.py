@@ -41,7 +41,7 @@ COLUMNS = (
     *("model", "treatment", "bits", "perplexity", "dense_perplexity", "ratio_error"),
     *("corpus", "sequence_length", "windows", "source", "machine"),
 )
-SEQUENCE_LENGTH, WINDOWS = 512, 2  # of a measurement here
+TEXT, SEQUENCE_LENGTH, WINDOWS = "wiki-slice", 512, 2  # of a measurement here
 UNDER_A_LIMIT = {  # names of `beyond/real_model`: treatments
     "int8": f"int8{HEAD_TOO}",
     "Endor, 50 %": "sparsegpt 0.5",
@@ -71,7 +71,7 @@ class Quality:
     bits: float | None = None
 
 
-def price_of(target: Target, way: PlannedWay, text: str = "wiki-slice", measure: bool = False) -> Quality:
+def price_of(target: Target, way: PlannedWay, text: str = TEXT, measure: bool = False) -> Quality:
     """The price of a way, measured at about as many bits a weight.
 
     With `measure` it is measured now, on a few windows of the corpus `text`; if that is impossible, a warning says why.

@@ -60,21 +60,21 @@ READ_BY = [way for way in TIMED if way.method == DENSE]  # of both types, since 
 MIXTURES = ((512, 1792, 6, 2), (512, 1792, 6, 4), (1024, 3584, 3, 2))  # hidden size, an expert's width, layers, experts
 BY_NEURON = next(way for way in ways(experts=False, zeros=ZEROS) if way.kind == NEURONS)
 FFN_OPS = ("predictor", "ffn")
-FEW = 8  # of so many layers one is read while products go on: reads take less time than they
+ONE_READ_IN = 8  # of so many layers one is read while products go on: reads take less time than they
 FASTEST_GB_S = 1000.0  # where the fit finds that bytes take no time at all
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds: `token_s` once, `layer_s` for each layer (or expert, or neuron), and all bytes at `gb_s`."""
+    """Seconds: `once_s` once, `each_s` for each layer (or expert, or neuron), and all bytes at `gb_s`."""
 
-    token_s: float
-    layer_s: float
+    once_s: float
+    each_s: float
     gb_s: float
 
     def seconds(self, layers: float, nbytes: float) -> float:
         """Seconds of so many layers (or experts, or neurons) with so many bytes in all."""
-        return self.token_s + layers * self.layer_s + nbytes / GB / self.gb_s
+        return self.once_s + layers * self.each_s + nbytes / GB / self.gb_s
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Rates:
 
     `expert`, `neuron` and `neuron_read` are times of one layer: of its experts, of a layer by neuron without its reads,
     and of these reads. They and `rival` are empty where nobody asked for them, `rival` also where llama.cpp cannot run.
-    `taken` is the time that products lose for each second of reads beside them: the disk writes into the same memory,
-    and its driver needs a core. `disturbed` is the share of turns beside other work.
+    `slowdown` is the time that products lose for each second of reads beside them: the disk writes into the same
+    memory, and its driver needs a core. `disturbed` is the share of turns beside other work.
     """
 
     token: Mapping[tuple[str, str], Cost]
@@ -93,7 +93,7 @@ class Rates:
     rival: Mapping[str, Cost] = field(default_factory=dict)
     neuron: Cost | None = None
     neuron_read: Cost | None = None
-    taken: float = 0.0
+    slowdown: float = 0.0
     disturbed: float = 0.0
 
 
@@ -115,7 +115,7 @@ def rates(kinds: Collection[str], fresh: bool = False) -> Rates:
         key: _cost(rows["seconds"], 1, rows["layers"], rows["layers"] * rows["nbytes"])
         for key, rows in layers[layers["stage"] == "token"].groupby(["method", "dtype"])
     }
-    found = Rates(token, read, taken=_taken(layers, read))
+    found = Rates(token, read, slowdown=_slowdown(layers, read))
     found = replace(found, disturbed=float(pd.concat(times.values())["disturbed"].mean()))
     if EXPERTS in times:
         found = replace(found, expert=dict(_experts_costs(times[EXPERTS], token[DENSE, BFLOAT16])))
@@ -130,12 +130,12 @@ def rates(kinds: Collection[str], fresh: bool = False) -> Rates:
     return found
 
 
-def _taken(times: pd.DataFrame, read: Line) -> float:
+def _slowdown(times: pd.DataFrame, read: Line) -> float:
     """The mean over ways, since the difference of two tokens is small."""
     keys = ["method", "dtype", "layers", "nbytes"]
     stages = times.pivot_table(values="seconds", index=keys, columns="stage").reset_index()
     tokens = stages[stages["partly"].notna()]
-    read_s = [row.layers // FEW * read.seconds(row.nbytes) for row in tokens.itertuples()]
+    read_s = [row.layers // ONE_READ_IN * read.seconds(row.nbytes) for row in tokens.itertuples()]
     return max(0.0, float(((tokens["partly"] - tokens["token"]) / read_s).mean()))
 
 
@@ -177,7 +177,7 @@ def layer_times() -> pd.DataFrame:
     """A row for each method, size and stage, the median of the turns.
 
     Columns: stage ("token": one token, all in DRAM; "read": one layer from the disk; "partly": a token that reads one
-    layer in `FEW`), method, dtype, layers, nbytes (of a layer, as stored), seconds, disturbed (share of turns).
+    layer in `ONE_READ_IN`), method, dtype, layers, nbytes (of a layer, as stored), seconds, disturbed (share of turns).
     """
     return pd.concat([_of_size(*size) for size in SIZES], ignore_index=True)
 
@@ -224,7 +224,7 @@ def _of_size(
     model, keys = _alike(hidden, ffn, layers), ["method", "dtype", "layers"]
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
         racing = [_layers(model, way, folder, layers) for way in in_dram]
-        if from_disk and (some := layers // FEW) > POLICIES[stand_ins.POLICY].slots:  # fewer would stay
+        if from_disk and (some := layers // ONE_READ_IN) > POLICIES[stand_ins.POLICY].slots:  # fewer would stay
             racing += [_layers(model, way, folder, layers, some) for way in in_dram]
         spans = _turns(racing, model).assign(stage=lambda table: np.where(table["read"], "partly", "token"))
         if from_disk:

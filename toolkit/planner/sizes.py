@@ -85,6 +85,11 @@ def layers_that_stay(memory: Footprint, dram_bytes: float) -> int:
     return fitting(sizes, sizes, SLOTS, dram_bytes - memory.fixed_bytes)
 
 
+def layers_bytes(memory: Footprint, stay: int) -> int:
+    """Bytes of so many layers that stay, and of the buffers that the others pass through."""
+    return needed_bytes([memory.unit_bytes] * stay, [memory.unit_bytes] * (memory.units - stay), SLOTS)
+
+
 def layer_bytes(shape: ModelShape, way: PlannedWay) -> int:
     """Bytes of a decoder layer on disk: each matrix takes whole blocks."""
     return sum(whole_blocks(_matrix_bytes(matrix, way)) for matrix in shape.matrices.values())
@@ -131,7 +136,7 @@ def token_bytes(shape: ModelShape, way: PlannedWay) -> int:
         dense = shape.parameters["attention"] * ELEMENT_BYTES + head_bytes(shape) + predictors_bytes(shape)
         return dense + round((1 - way.sparsity) * shape.parameters["ffn"] * ELEMENT_BYTES)
     if way.kind == EXPERTS:
-        experts = shape.experts_per_token * (shape.layers - shape.dense_layers)
+        experts = shape.experts_per_token * shape.routed_layers
         return experts * expert_bytes(shape, way) + _rest_bytes(shape, way)
     return shape.layers * layer_bytes(shape, way) + (packed_head_bytes(shape, way) or head_bytes(shape))
 
@@ -161,7 +166,7 @@ def _rest_bytes(shape: ModelShape, way: PlannedWay) -> int:
         held, matrices = held + parts["attention"], matrices + MATRICES * shape.layers
     if shape.experts:
         on_disk = parts["embedding"] if parts["head"] else 0
-        routed = (shape.layers - shape.dense_layers) * shape.experts * expert_weights(shape)
+        routed = shape.routed_layers * shape.experts * expert_weights(shape)
         held = sum(parts.values()) - parts["other"] - routed - on_disk
         matrices += MATRICES * shape.layers
     attention = shape.attention.values() if shape.experts else ()  # where experts are packed, it is, too
@@ -184,7 +189,7 @@ def _vector_bytes(shape: ModelShape) -> int:
 
 
 def _of_experts(shape: ModelShape, way: PlannedWay) -> Footprint:
-    one, layers = expert_bytes(shape, way), shape.layers - shape.dense_layers
+    one, layers = expert_bytes(shape, way), shape.routed_layers
     shared = shape.shared_experts * expert_weights(shape) * ELEMENT_BYTES
     least = buffer_bytes(layers * shape.experts_per_token * one)
     return Footprint(_rest_bytes(shape, way) + shared, one, layers * shape.experts, least)

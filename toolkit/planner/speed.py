@@ -38,7 +38,8 @@ class Speed:
 
     seconds: a token's. first_s: until the first token after a prompt. read_bytes: from the disk, a token. dram_bytes:
     of weights and buffers. held: the share of layers, neurons or experts in memory. limit: "disk", "DRAM" or "compute",
-    the largest part of a token's time. at_best: the time is a limit by bytes, not a prediction.
+    with a GPU also "GPU" or "copies": the largest part of a token's time. at_best: the time is a limit by bytes, not a
+    prediction.
     """
 
     seconds: float
@@ -74,20 +75,25 @@ def this_machine(dram_bytes: int | None = None, kinds: Collection[str] = (), fre
     return Machine(replace(_profile(), links=links), found, dram_for_weights(dram_bytes))
 
 
-def kinds_needed(shape: ModelShape, racing: Iterable[PlannedWay], dram_bytes: int) -> set[str]:
-    """The kinds of rates that these ways of running a model need; llama.cpp's if memory holds one of its files."""
-    kinds = set() if shape.gated else {BY_TORCH}
+def fitting(shape: ModelShape, racing: Iterable[PlannedWay], dram_bytes: int) -> list[PlannedWay]:
+    """The ways that memory has room for. llama.cpp runs in any memory; a file that does not fit whole is left out."""
+    found = []
     for way in racing:
         with suppress(UserError):  # of a way that this model does not have
             memory = sizes.footprint(shape, way)
-            least = memory.whole_bytes if way.kind == RIVAL else memory.needed_bytes
-            kinds |= {way.kind} if least <= dram_bytes else set()
-    return kinds
+            least = memory.all_bytes if way.kind == RIVAL else memory.needed_bytes
+            found += [way] if least <= dram_bytes else []
+    return found
+
+
+def kinds_needed(shape: ModelShape, racing: Iterable[PlannedWay]) -> set[str]:
+    """The kinds of rates that these ways of running a model need."""
+    return {way.kind for way in racing} | (set() if shape.gated else {BY_TORCH})
 
 
 def dram_for_weights(dram_bytes: int | None = None) -> int:
     """The bytes that weights may take; None stands for as many as the runtime would take."""
-    return dram_bytes or int(OF_FREE * memory_limits.free_bytes())
+    return int(OF_FREE * memory_limits.free_bytes()) if dram_bytes is None else dram_bytes
 
 
 @cache
@@ -115,15 +121,15 @@ def speed(shape: ModelShape, way: PlannedWay, machine: Machine, prompt_tokens: i
 def _layers(shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int) -> Speed:
     stay = sizes.layers_that_stay(memory, machine.dram_bytes)
     cost = _cost(shape, way, machine)
-    layer_s = cost.layer_s + memory.unit_bytes / GB / cost.gb_s
-    head_s = cost.token_s + (_product_s(machine, sizes.head_bytes(shape)) if way.head == WHOLE else 0.0)
+    layer_s = cost.each_s + memory.unit_bytes / GB / cost.gb_s
+    head_s = cost.once_s + (_product_s(machine, sizes.head_bytes(shape)) if way.head == WHOLE else 0.0)
     short, long = (_passes_s(machine, memory, stay, layer_s, head_s, count) for count in PASSES)
     read = (memory.units - stay) * memory.unit_bytes
     read_s = (memory.units - stay) * machine.rates.read.seconds(memory.unit_bytes)
     compute_s = memory.units * layer_s + head_s
-    seconds = max(long - short, compute_s + machine.rates.taken * read_s)
+    seconds = max(long - short, compute_s + machine.rates.slowdown * read_s)
     first_s = max(read_s, _prompt_s(shape, machine, prompt_tokens)) + head_s
-    held = memory.fixed_bytes + stay * memory.unit_bytes
+    held = memory.fixed_bytes + sizes.layers_bytes(memory, stay)
     limit = _limit(machine, sizes.token_bytes(shape, way), compute_s, read_s)
     return Speed(seconds, first_s, read, held, stay / memory.units, limit)
 
@@ -134,7 +140,7 @@ def _cost(shape: ModelShape, way: PlannedWay, machine: Machine) -> Cost:
     if shape.gated:
         return cost
     by_torch = machine.rates.token[BY_TORCH, BFLOAT16]
-    slower = {name: max(getattr(cost, name), getattr(by_torch, name)) for name in ("token_s", "layer_s")}
+    slower = {name: max(getattr(cost, name), getattr(by_torch, name)) for name in ("once_s", "each_s")}
     return replace(cost, **slower)
 
 
@@ -155,7 +161,7 @@ def _neurons(
     shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int
 ) -> Speed:
     """Attention as a dense layer of as many bytes. A layer's neurons are foretold, read, and multiplied with."""
-    held, read_share = hits.window_of(shape, way, machine.dram_bytes)
+    held, read_share = hits.window_of(way.sparsity, memory.held_share(machine.dram_bytes))
     rates, loaded, block = machine.rates, read_share * shape.ffn, whole_blocks(memory.unit_bytes)
     multiplied = sizes.predictors_bytes(shape) / shape.layers + held * shape.ffn * memory.unit_bytes
     dense_bytes = shape.parameters["attention"] * sizes.ELEMENT_BYTES + sizes.head_bytes(shape)
@@ -178,7 +184,7 @@ def _experts(
     shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int
 ) -> Speed:
     held = memory.held_share(machine.dram_bytes)
-    used = shape.experts_per_token * (shape.layers - shape.dense_layers)
+    used = shape.experts_per_token * shape.routed_layers
     missed = 0.0 if held == 1 else used * (1 - hits.expert_hits(shape, held))
     read_s = missed * machine.rates.read.seconds(memory.unit_bytes)
     compute_s = _compute_of_experts_s(shape, way, machine)
@@ -194,7 +200,7 @@ def _experts(
 
 def _compute_of_experts_s(shape: ModelShape, way: PlannedWay, machine: Machine) -> float:
     """Attention and shared experts as a dense layer of as many bytes; experts at the rate of their own kernel."""
-    parts, routed = shape.parameters, shape.layers - shape.dense_layers
+    parts, routed = shape.parameters, shape.routed_layers
     shared = routed * shape.shared_experts * sizes.expert_weights(shape)
     dense = parts["attention"] + parts["ffn"] + parts["router"] + shared
     nbytes = dense * sizes.ELEMENT_BYTES + sizes.head_bytes(shape)

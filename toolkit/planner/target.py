@@ -17,7 +17,7 @@ from toolkit.models.architectures import ARCHITECTURES, ModelShape
 from toolkit.models.cutting import ENTRY
 from toolkit.models.loading import gguf_file, parts_of, read_config
 from toolkit.models.shape_of import shape_of
-from toolkit.planner.ways import ZEROS
+from toolkit.planner.ways import ZEROS, PlannedWay, ways
 from toolkit.records import line
 from toolkit.storage.index import FILE as INDEX
 
@@ -32,7 +32,7 @@ OTHERS = (
 class Target:
     """A model: its name, its sizes, and what is known of it beside them.
 
-    `dtype_bytes` are those of a weight as the model is published. `loadable`: `load_model(name)` gives its weights. A
+    `dtype_bytes` are those of a weight as `load_model` gives it. `loadable`: `load_model(name)` gives its weights. A
     sparse model has thresholds of its own, and `zeros` is the share of its FFN outputs that they cut.
     """
 
@@ -51,8 +51,13 @@ class Target:
         return ZEROS if self.shape.ffn and not self.shape.experts else ()
 
     @property
+    def ways(self) -> list[PlannedWay]:
+        """The ways of running it on a CPU, those that do not fit included."""
+        return ways(bool(self.shape.experts), self.cut)
+
+    @property
     def nbytes(self) -> float:
-        """Bytes of all weights as published."""
+        """Bytes of all weights before any packing."""
         return self.shape.nbytes(self.dtype_bytes)
 
 

@@ -22,7 +22,12 @@ from toolkit.studies.variants import ModelVariant
 
 CALIBRATION_WINDOWS = 8
 EXACT = {"dense", "gguf F16", "experts 16"}  # no weight changes
-MIXTURES = {"Q8_0": "Q8_0", "Q4_0": "Q4_0", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_S"}  # GGUF type -> llama-quantize's mixture
+MIXTURE_OF_TYPE = {
+    "Q8_0": "Q8_0",
+    "Q4_0": "Q4_0",
+    "Q4_K": "Q4_K_M",
+    "Q3_K": "Q3_K_S",
+}  # GGUF type -> llama-quantize's mixture
 
 
 def _pruned(form: str, sparsity: float, pattern: str | None = None) -> ModelVariant:
@@ -41,7 +46,7 @@ VARIANTS |= {
     for name, variant in VARIANTS.items()
     if name in ("int8", "spqr", f"sparsegpt {WITH_HEAD:g} int8")
 }
-VARIANTS |= {f"gguf {kind}": ModelVariant(f"{mixture}, llama.cpp") for kind, mixture in MIXTURES.items()}
+VARIANTS |= {f"gguf {kind}": ModelVariant(f"{mixture}, llama.cpp") for kind, mixture in MIXTURE_OF_TYPE.items()}
 FEW_BITS = {f"few_bits {share:g}": Zeros("threshold, few-bit predictor", share) for share in ZEROS}
 EXPERTS = {f"experts {bits}": ExpertVariant(RoutedModel(), bits) for bits in (4, 2)}
 ALTERATIONS: dict[str, Alteration] = VARIANTS | FEW_BITS | EXPERTS
@@ -52,15 +57,13 @@ def _identity(model: str) -> Mapping[str, object]:
     if model in MODELS:
         file = parts_of(model)
         return {"gguf": downloads.DOWNLOADS[MODELS[model].gguf].sha256, "parts": file and file_sha256(file)}
-    if (gguf := gguf_file(model)) is not None:
-        return {"gguf": file_sha256(gguf)}
-    folder = Path(model)
-    if not folder.is_dir():
+    folder, gguf = Path(model), gguf_file(model)
+    if gguf is None and not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
 
         found = try_to_load_from_cache(model, "config.json")  # its folder is named after the commit
         return {"snapshot": Path(found).parent.name if isinstance(found, str) else None}
-    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")])
+    files = [gguf] if gguf else sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")])
     return {"files": [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]}
 
 

@@ -101,7 +101,7 @@ def token_row(model: str, way: ExpertWay, inputs: LoadingInputs, null: bool = Fa
     shape, found = ARCHITECTURES[model], timeline(model, way, inputs, null)
     base_s = timeline(model, ON_DEMAND, inputs, null).total_s
     predicting_s = sum(span.seconds for span in found.spans if span.op == PREDICTOR)
-    uses, routed, missed = token_loads(shape, way, inputs), shape.layers - shape.dense_layers, 1 - inputs.accuracy
+    uses, routed, missed = token_loads(shape, way, inputs), shape.routed_layers, 1 - inputs.accuracy
     loaded_mb = sum(span.nbytes for span in found.spans if span.stage == "copy") / 1e6
     ahead = (routed - 1) / (routed + (routed - 1) * missed * way.exact) if way.prefetch else 0.0
     return {
