@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from toolkit.errors import UserError
 from toolkit.measure import airllm
 from toolkit.measure.airllm import AirLLM
-from toolkit.measure.contestant import Reference, Text, greedy_text
+from toolkit.measure.contestant import Text, greedy_text
 from toolkit.measure.turns import take_turns
 
 STAND_IN = """
@@ -47,7 +47,7 @@ def test_a_turn_is_the_models_own_text_and_another_text_is_refused(tmp_path, mon
         assert (spans["end_s"] > spans["start_s"]).all()
         assert rival.held_bytes > 0
         other = (text.inputs[1] + 1) % 61
-        rival.text = Text([text.inputs[0], other], Reference("AirLLM"))
+        rival.text = Text([text.inputs[0], other])
         with pytest.raises(UserError, match=f"AirLLM continues the prompt with token {text.inputs[1].item()}"):
             take_turns([rival], repetitions=1, tokens=2)
 
@@ -57,4 +57,4 @@ def test_a_process_that_ends_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(airllm, "_packages", lambda: tmp_path)
     model = toy()
     with pytest.raises(UserError, match="AirLLM ended: no such model"):
-        AirLLM(model, Tokenizer(), tmp_path, Text([torch.tensor([[1]])], Reference("AirLLM")), {})
+        AirLLM(model, Tokenizer(), tmp_path, Text([torch.tensor([[1]])]), {})

@@ -13,6 +13,7 @@ from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
 from toolkit.interchange.gguf import layer_bytes, layer_span, write_gguf
 from toolkit.measure import llama_cpp, llama_cpp_driver
+from toolkit.measure.child import Child
 from toolkit.measure.llama_cpp import PROMPT, LlamaCpp
 from toolkit.measure.turns import take_turns
 from toolkit.models import shapes
@@ -127,10 +128,26 @@ def test_it_is_missing_where_it_cannot_be_installed_and_says_why(tmp_path, monke
     failed = subprocess.CompletedProcess((), 1, "", "much ado\nno such package")
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(subprocess, "run", lambda *given, **options: failed)
-    llama_cpp._python.cache_clear()
+    caches = llama_cpp._python, llama_cpp._not_installed
+    for each in caches:
+        each.cache_clear()
     assert "no such package" in llama_cpp.missing()
     assert not [*tmp_path.glob("environments/*/bin")]
-    llama_cpp._python.cache_clear()
+    monkeypatch.setattr(subprocess, "run", lambda *given, **options: pytest.fail("tried again"))
+    assert "no such package" in llama_cpp.missing(limited=True)
+    for each in caches:
+        each.cache_clear()
+
+
+def test_a_program_that_ended_says_why_and_leaves_nothing_open():
+    child = Child("a program", [sys.executable, "-c", "import sys; print('{}', flush=True); sys.exit('too old')"])
+    assert child.answer() == {}
+    child.process.wait()
+    with pytest.raises(UserError, match="a program ended: too old"):
+        child.ask(tokens=[7])
+    child.close()
+    assert child.process.stdin.closed
+    assert child.process.returncode == 1
 
 
 class Server:

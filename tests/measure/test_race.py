@@ -4,7 +4,7 @@ from tests.measure.test_accelerate import resident_pages
 from tests.models.test_twins import TOYS
 from tests.notebook_code import functions_of
 from toolkit.errors import UserError
-from toolkit.measure import packed_model
+from toolkit.measure import contestant as contestants
 from toolkit.measure import race as races
 from toolkit.measure.contestant import Decoding
 from toolkit.measure.packed_model import PackedModel
@@ -133,7 +133,7 @@ def test_pages_are_dropped_between_tokens(tmp_path, monkeypatch, o_direct, polic
     events, token, prepare = [], Decoding.token, PackedModel.prepare
     monkeypatch.setattr(Decoding, "token", lambda *arguments: events.append("token") or token(*arguments))
     monkeypatch.setattr(PackedModel, "prepare", lambda self: events.append(prepare(self) or "prepared"))
-    monkeypatch.setattr(packed_model, "drop_pages", lambda path: events.append(path.name))
+    monkeypatch.setattr(contestants, "drop_pages", lambda path: events.append(path.name))
     pass_spans(LAYERS, [placed("endor", policy)], 1, tmp_path)
     shards = [f"layer-{number:03d}.endor.safetensors" for number in range(LAYERS)]
     before = [*shards, "prepared"] if policy == "sequential" else ["prepared", *shards]

@@ -5,8 +5,8 @@ import pytest
 
 from toolkit import paths
 from toolkit.costs.neuron_reads import WAYS
+from toolkit.measure import turns
 from toolkit.models import shapes
-from toolkit.papers.flash import replay as replays
 from toolkit.papers.flash.replay import Replay, replay_spans
 from toolkit.papers.flash.twin_bundles import ATTENTION, neuron_shape, twin_bundles
 from toolkit.storage.bundles import LAYOUTS
@@ -29,7 +29,7 @@ def toy(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path)
     for name, layer in TOYS.items():
         monkeypatch.setitem(shapes.SHAPES, name, layer)
-    monkeypatch.setattr(replays, "describe", lambda: {"cpu": "toy"})
+    monkeypatch.setattr(turns, "describe", lambda: {"cpu": "toy"})
 
 
 def small(model="toy-opt", **given):

@@ -124,11 +124,11 @@ def _try_gguf(file: Path, dram_bytes: int, corpus: str) -> tuple[str, str, "pd.S
 
 def _text(tokens: "torch.Tensor"):
     """A prompt and single tokens of a text, as passes of a turn."""
-    from toolkit.measure.contestant import Reference, Text
+    from toolkit.measure.contestant import Text
     from toolkit.measure.summary import NOT_COUNTED
 
     prompt, later = tokens[:PROMPT], tokens[PROMPT : PROMPT + NOT_COUNTED - 1 + TOKENS]
-    return Text([prompt[None], *later.view(-1, 1, 1)], Reference("the turn before"))
+    return Text([prompt[None], *later.view(-1, 1, 1)])
 
 
 def _in_memory(name: str, corpus: str) -> tuple[float, "torch.Tensor"]:

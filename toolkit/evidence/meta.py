@@ -7,7 +7,7 @@ from typing import Any
 from toolkit.files import read_json
 
 HEADLINES = ("gain", "cost", "negative")
-MOST_BARS = 9  # of a card
+MOST_BARS = 6  # of a card, which has room for so many
 
 
 @dataclass(frozen=True)

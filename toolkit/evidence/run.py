@@ -125,10 +125,9 @@ class Run:
         if comparison is None:
             comparison = self.compare(table)
             comparison = comparison if len(comparison) else None
-        if card := card or latency_card(table):
-            caption, numbers = card
-            bars = {str(label): float(value) for label, value in numbers.items() if value >= 0}
-        said = {"card": {"caption": caption, "bars": bars} if card else None, "headline": dict(headline), "seen": seen}
+        caption, numbers = card or latency_card(table) or ("", {})
+        bars = {str(label): float(value) for label, value in numbers.items() if value >= 0}
+        said = {"card": {"caption": caption, "bars": bars} if bars else None, "headline": dict(headline), "seen": seen}
         self._write(table, figures, comparison, said)
         if comparison is not None:
             print(score_sentence(comparison))

@@ -12,7 +12,6 @@ from toolkit.measure.contestant import Contestant, Decoding, Reference, Text
 from toolkit.models import decoder_blocks
 from toolkit.policies.methods import ACCELERATE
 from toolkit.policies.ways import Placed, Way
-from toolkit.storage.direct import drop_pages
 from toolkit.timeline import Recorder, Span
 
 MAPPED = "mmap, pages dropped"
@@ -25,7 +24,7 @@ class DiskOffloaded:
     `offloaded` is the part of the module that goes to disk; the default is all of it. The rest stays in memory, as
     with a `device_map` that names both. When a submodule runs, each of its parameters is copied out of its mapped file,
     through the page cache, and dropped afterwards. `recorder` has each copy as a span of stage `read`. The module loses
-    its offloaded weights. `stored_bytes` is their size on disk. `folder` must not exist.
+    its offloaded weights. `files` have them, `stored_bytes` in all. `folder` must not exist.
     Raises `UserError` if its disk is too small.
     """
 
@@ -33,7 +32,7 @@ class DiskOffloaded:
         from accelerate.hooks import AlignDevicesHook, add_hook_to_module, attach_align_device_hook
         from accelerate.utils import OffloadedWeightsLoader, offload_state_dict
 
-        self.module, self.folder, self.recorder = module, folder, Recorder()
+        self.module, self.recorder = module, Recorder()
         offloaded = module if offloaded is None else offloaded
         tensors = offloaded.state_dict()
         self.stored_bytes = sum(tensor.nbytes for tensor in tensors.values())
@@ -44,11 +43,7 @@ class DiskOffloaded:
         # the body of disk_offload(), with a mapping of weights that is timed
         add_hook_to_module(offloaded, AlignDevicesHook(io_same_device=True), append=True)
         attach_align_device_hook(offloaded, execution_device=torch.device("cpu"), offload=True, weights_map=weights)
-
-    def drop_pages(self) -> None:
-        """Remove the files from the page cache, so that the next pass reads the disk."""
-        for file in self.folder.iterdir():
-            drop_pages(file)
+        self.files = [*folder.iterdir()]
 
 
 class Recorded(Mapping):
@@ -84,8 +79,8 @@ class AcceleratedModel(Decoding):
     def __init__(self, method: str, model: nn.Module, folder: Path, text: Text, labels: Mapping[str, object]):
         super().__init__(f"{method}, sequential,", text, labels)
         offloaded = DiskOffloaded(model, folder / method, decoder_blocks(model))
-        self.model, self.recorder, self.nbytes = model, offloaded.recorder, offloaded.stored_bytes
-        self.prepare = offloaded.drop_pages
+        self.model, self.recorder = model, offloaded.recorder
+        self.nbytes, self.files = offloaded.stored_bytes, offloaded.files
 
 
 class AcceleratedLinear(Contestant):
@@ -102,8 +97,7 @@ class AcceleratedLinear(Contestant):
         self.labels, self.vector = labels, torch.randn(1, weight.shape[1]).to(weight.dtype)
         self.reference = Reference("the weight in memory", [self.linear(self.vector)])
         offloaded = DiskOffloaded(self.linear, folder)
-        self.recorder, self.nbytes = offloaded.recorder, offloaded.stored_bytes
-        self.prepare = offloaded.drop_pages
+        self.recorder, self.nbytes, self.files = offloaded.recorder, offloaded.stored_bytes, offloaded.files
 
     @torch.no_grad()
     def token(self, number: int) -> Tensor:

@@ -11,6 +11,7 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from toolkit.errors import UserError
@@ -51,7 +52,8 @@ class Child:
 
     def close(self) -> None:
         """End the process."""
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):  # it has ended with a request unread
+            self.process.stdin.close()
         self.process.stdout.close()
         try:
             self.process.wait(timeout=10)

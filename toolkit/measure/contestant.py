@@ -7,12 +7,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from toolkit.errors import UserError
+from toolkit.storage.direct import drop_pages
 from toolkit.timeline import Recorder, Span, Timeline
 
 
@@ -21,7 +23,8 @@ class Contestant(ABC):
 
     - name: for error messages;
     - labels: the columns that tell its rows from those of others;
-    - nbytes: what one token must read, or else the bytes of the weights that it multiplies;
+    - nbytes: bytes read for one token; if it reads nothing, bytes of the weights that it multiplies;
+    - files: those read through the page cache, whose pages are dropped before each token;
     - memory: the bytes of memory that it may take at most, infinite without a limit;
     - mode: how it reads: "direct" past the page cache, "buffered" through it, "memory" not at all, or in words;
     - recorder: has the stages of each token; without one, a token is a single span of stage `compute`;
@@ -32,6 +35,7 @@ class Contestant(ABC):
     name: str = ""
     labels: Mapping[str, object] = {}
     nbytes: int = 0
+    files: Sequence[Path] = ()
     memory: float = float("inf")
     mode: str = "memory"
     recorder: Recorder | None = None
@@ -43,15 +47,17 @@ class Contestant(ABC):
         """Prepare a turn: load a model, say. It is not timed."""
         return nullcontext()
 
-    def prepare(self) -> None:  # noqa: B027
-        """The untimed steps before each token: dropping pages, emptying caches."""
+    def prepare(self) -> None:
+        """The untimed steps before each token."""
+        for file in self.files:
+            drop_pages(file)
 
     @abstractmethod
     def token(self, number: int) -> object:
         """Token `number` of a turn, from 0. Returns what `check` judges."""
 
     def check(self, number: int, output: object) -> None:
-        """Raise `UserError` if the output of a token is wrong. It is called when the turn is over."""
+        """Raise `UserError` unless the output equals that of the reference. It is called when the turn is over."""
         if self.reference:
             self.reference.check(self.name, number, output, self.exact)
 
@@ -70,7 +76,7 @@ class Contestant(ABC):
 
 
 class Reference:
-    """The outputs that contestants must give, token by token; without `outputs`, those of the first that gives any.
+    """The outputs that contestants must give, token by token; without `outputs`, the first that is given for a token.
 
     `source` names them in the error. Products with packed weights add in another order, so theirs may differ by `near`
     of the largest output; all others must have the same bits.
@@ -95,11 +101,12 @@ class Reference:
 class Text:
     """Token ids for each pass, int64 [batch, tokens], and the logits of the last ones that each pass must give.
 
-    With `cached`, each pass continues the text of those before it; otherwise each begins a new one.
+    Without a reference, these are the logits of the first turn. With `cached`, each pass continues the text of those
+    before it; otherwise each begins a new one.
     """
 
     inputs: Sequence[Tensor]
-    reference: Reference
+    reference: Reference = field(default_factory=lambda: Reference("the first turn"))
     cached: bool = True
 
 

@@ -41,11 +41,17 @@ NEAR = 0.02  # of the largest logit: llama.cpp rounds the inputs of products to 
 
 def missing(limited: bool = False) -> str | None:
     """Why llama.cpp cannot run on this machine, or not in limited memory; None if it can. May install it, once."""
+    return _not_installed() or (memory_group.missing() if limited else None)
+
+
+@functools.cache
+def _not_installed() -> str | None:
+    """Why it cannot be installed, asked once a process: a failed installation takes minutes."""
     try:
         _python()
     except UserError as error:
         return str(error)
-    return memory_group.missing() if limited else None
+    return None
 
 
 def library() -> Path:
@@ -99,10 +105,10 @@ class LlamaCpp(Contestant):
         context = sum(inputs.shape[1] for inputs in text.inputs) if text else len(PROMPT)
         command = [python, "-I", "-B", llama_cpp_driver.__file__, file, str(torch.get_num_threads()), str(context)]
         command += [] if mapped else [llama_cpp_driver.LOADED]
-        self._group = MemoryGroup() if self.limited else None
-        self._child = Child(self.name, command)
+        self._group, self._child = None, Child(self.name, command)
         try:
-            if self._group:
+            if self.limited:
+                self._group = MemoryGroup()
                 self._group.add(self._child.process.pid)
             self._child.answer()
             if model is not None:

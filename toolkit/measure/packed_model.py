@@ -9,7 +9,6 @@ from torch import Tensor
 from toolkit.measure.contestant import Decoding, Text
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.ways import POLICIES, Way
-from toolkit.storage.direct import drop_pages
 
 
 class PackedModel(Decoding):
@@ -41,28 +40,24 @@ class PackedModel(Decoding):
         settings = {"verify": False} | ({"method": self.way.method, "policy": self.way.policy} if self.way else {})
         with OffloadedModel.open(self.folder, **settings | self.settings) as opened:
             self.model, self.mode, self.recorder = opened.model, opened.mode, opened.recorder if self.staged else None
+            forms = [self.way.stored.format] if self.way else []
             if self.way:
-                form = self.way.stored.format
-                layers = zip(opened.store.layers_of(form), opened.placement.tiers, strict=True)
+                layers = zip(opened.store.layers_of(*forms), opened.placement.tiers, strict=True)
                 self.nbytes = sum(layer.nbytes for layer, tier in layers if tier == "storage")
-                self.files = [file.path for file in opened.store.files(form).values()]
                 self.mode = self.mode if self.nbytes else "memory"
+            shards = opened.store.files(*forms).values() if self.mode == "buffered" else ()
+            self.files = [shard.path for shard in shards]
             self.held_bytes = opened.budgets["dram"].used_bytes  # of the limit
             yield
         del self.model
 
     def prepare(self) -> None:
-        """Drop the files from the page cache, unless reads bypass it or go on between tokens."""
+        """As for any contestant, unless reads go on between tokens."""
         if not self.reads_ahead:
-            self._drop_pages()
+            super().prepare()
 
     def token(self, number: int) -> Tensor:
         """One pass. The clock runs while pages are dropped if the next layer is read meanwhile."""
         if self.reads_ahead:
-            self._drop_pages()
+            super().prepare()
         return super().token(number)
-
-    def _drop_pages(self) -> None:
-        if self.nbytes and self.mode != "direct":
-            for file in self.files:
-                drop_pages(file)

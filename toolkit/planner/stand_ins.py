@@ -16,7 +16,7 @@ from toolkit.formats import Packed, encode
 from toolkit.formats.scaled import Scaled
 from toolkit.formats.spqr import SpQRMatrix
 from toolkit.formats.twins import random_spqr
-from toolkit.measure.contestant import Reference, Text
+from toolkit.measure.contestant import Text
 from toolkit.measure.llama_cpp import LlamaCpp
 from toolkit.measure.packed_model import PackedModel
 from toolkit.offload.neuron_folder import fit_neurons
@@ -49,7 +49,7 @@ def contestant(
     folder = parent / f"{way.kind} {way.stored.format} {way.dtype} {way.sparsity:g} {way.bits:g} {way.head}"
     if not folder.exists():
         pack(model, way, folder, calibration)
-    text = Text(tokens, Reference("the turn before"))
+    text = Text(tokens)
     return PackedModel(way.name, folder, text, labels, run_as(way), **settings)
 
 
@@ -62,7 +62,7 @@ def rival(
     name: str, model: nn.Module, folder: Path, tokens: Sequence[Tensor], labels: dict[str, object]
 ) -> AbstractContextManager[LlamaCpp]:
     """llama.cpp with a model in memory, as a contestant that is closed afterwards. Raises what `LlamaCpp` raises."""
-    return closing(LlamaCpp(name, model, folder, Text(tokens, Reference(name)), labels, mapped=False))
+    return closing(LlamaCpp(name, model, folder, Text(tokens), labels, mapped=False))
 
 
 def pack(model: nn.Module, way: PlannedWay, folder: Path, tokens: Tensor | None = None) -> None:

@@ -22,12 +22,8 @@ from toolkit.studies.variants import ModelVariant
 
 CALIBRATION_WINDOWS = 8
 EXACT = {"dense", "gguf F16", "experts 16"}  # no weight changes
-MIXTURE_OF_TYPE = {
-    "Q8_0": "Q8_0",
-    "Q4_0": "Q4_0",
-    "Q4_K": "Q4_K_M",
-    "Q3_K": "Q3_K_S",
-}  # GGUF type -> llama-quantize's mixture
+# GGUF type -> llama-quantize's mixture
+MIXTURE_OF_TYPE = {"Q8_0": "Q8_0", "Q4_0": "Q4_0", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_S"}
 
 
 def _pruned(form: str, sparsity: float, pattern: str | None = None) -> ModelVariant:

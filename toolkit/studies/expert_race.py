@@ -210,7 +210,7 @@ def _runs(race: ExpertRace) -> pd.DataFrame:
 
 @contextmanager
 def _rival(race: ExpertRace, name: str) -> Iterator[LlamaCpp]:
-    text = Text(_tokens(race), Reference(name), cached=False)
+    text = Text(_tokens(race), cached=False)
     limit = _settings(race, "cached")["dram_bytes"]
     with (
         scratch_folder(make_folder(paths.cache_dir())) as folder,

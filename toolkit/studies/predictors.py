@@ -28,7 +28,7 @@ from toolkit.predictors import (
 from toolkit.predictors import quality as quality_of_predictions
 from toolkit.predictors.states import find_parents, load_parents, save_parents
 from toolkit.studies.loaded import LOADING, loaded, weights_key
-from toolkit.studies.quality import Alteration, EvaluationSettings, accuracy, quality, window_nll
+from toolkit.studies.quality import Alteration, EvaluationSettings, accuracy, paired, quality
 from toolkit.studies.thresholded import ThresholdedModel, few_samples, samples, thresholds
 
 FILE = "predictors.safetensors"
@@ -166,7 +166,7 @@ def compare_predictors(
     those labels; nbytes of the predictors; resident_share and read_share (bytes of the predictors, and of the neurons
     that a token needs, over those of the FFNs); means over layers of active, predicted, accuracy, recall, precision,
     false_negatives, false_positives and kept; perplexity, sequence_length, windows; over_thresholds (its ratio to the
-    perplexity with thresholds alone, less 1) and standard_error (of that ratio's logarithm, over windows).
+    perplexity with thresholds alone, less 1) and difference_error (standard error of that ratio's logarithm).
 
     Predictions on the text are counted with a predictor that observes all that fires. Perplexity is that of an
     engine, which observes only what it computed: so a copy of the last token's neurons shrinks from token to token.
@@ -177,13 +177,13 @@ def compare_predictors(
     wanted = list(dict.fromkeys((ALONE, *variants)))
     layers = {variant: _by_layer(setting, variant.predictor, prompt) for variant in wanted}
     text = setting.text(evaluation_windows)
-    losses = {each: np.array(window_nll(quality(text, Predicted(setting, each.named_once, prompt)))) for each in wanted}
+    lost = {each: quality(text, Predicted(setting, each.named_once, prompt)) for each in wanted}
     tables = [rows.assign(**_labels(setting, variant)) for variant, rows in layers.items()]
     ffns = decoder_ffns(loaded(setting.model)[0])
     whole = [
         _bytes(ffns, variant, layers[variant])
         | layers[variant][MEANS].mean().to_dict()
-        | _cost(losses[variant], losses[ALONE])
+        | _cost(lost[variant], lost[ALONE])
         | _labels(setting, variant)
         for variant in variants
     ]
@@ -191,11 +191,11 @@ def compare_predictors(
     return pd.concat(tables, ignore_index=True).assign(**more), pd.DataFrame(whole).assign(**more)
 
 
-def _cost(nll: np.ndarray, alone: np.ndarray) -> dict[str, float]:
-    """The columns of `compare_predictors` on a variant's perplexity, from losses by window."""
-    spread = (nll - alone).std(ddof=1) / np.sqrt(len(nll)) if len(nll) > 1 else np.nan
-    cost = {"perplexity": np.exp(nll.mean()), "over_thresholds": np.exp((nll - alone).mean()) - 1}
-    return cost | {"standard_error": spread, "windows": len(nll)}
+def _cost(table: pd.DataFrame, alone: pd.DataFrame) -> dict[str, float]:
+    """The columns of `compare_predictors` on a variant's perplexity, from tables of `quality`."""
+    pair = paired(table, alone)
+    cost = {"perplexity": table["value"].iloc[0], "over_thresholds": np.exp(pair["value"]) - 1}
+    return cost | {"difference_error": pair["standard_error"], "windows": pair["items"]}
 
 
 MEANS = ["active", "predicted", "accuracy", "recall", "precision", "false_negatives", "false_positives", "kept"]

@@ -26,14 +26,12 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from toolkit.cache import kept
 from toolkit.costs.neuron_reads import WAYS, Reads
-from toolkit.costs.probe import describe
 from toolkit.costs.replay import most_held, units_of
 from toolkit.formats.dense import Dense
 from toolkit.kernels import dense
 from toolkit.measure.contestant import Contestant
-from toolkit.measure.turns import take_turns
+from toolkit.measure.turns import measured, take_turns
 from toolkit.models.shapes import part_bytes, random_pruned
 from toolkit.offload.budget import Budget
 from toolkit.offload.neuron_ffn import Maths, NeuronFFN, ffn_of
@@ -91,7 +89,7 @@ class Replay(Reads):
         return draw(self.model, [law] * self.layers, neurons, length, self.seed)
 
 
-@kept("replay", key=lambda: {"machine": describe()})
+@measured
 def replay_spans(replay: Replay) -> pd.DataFrame:
     """The spans of all turns (`take_turns`), measured here or from the cache; a turn replays tokens by one way.
 

@@ -139,7 +139,7 @@ def twin_measurements(
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
         for place in places:
             counts = (STREAMED_TOKENS, 1) if place == "storage" else (tokens - 2, 2)
-            text = Text([TOKEN] * sum(counts), Reference("the turn before"))
+            text = Text([TOKEN] * sum(counts))
             with ExitStack() as stack:
                 racing: list[Contestant] = []
                 for number, store in enumerate(dict.fromkeys(TWINS[name][0] for name in ways)):
