@@ -184,6 +184,19 @@ class Recorder:
             return Timeline(tuple(self._spans), "measured")
 
 
+class ReportedTime(Recorder):
+    """A recorder of work that reports its own seconds, such as another process. Its clock stands still in between."""
+
+    def __init__(self):
+        self._spent_s = 0.0
+        super().__init__(lambda: self._spent_s)
+
+    def report(self, stage: str, op: str, tier: str, seconds: float, nbytes: int = 0) -> None:
+        """Add a span of so many seconds, by which the clock advances."""
+        begun_s, self._spent_s = self._spent_s, self._spent_s + seconds
+        self.record(stage, op, tier, begun_s, nbytes, None)
+
+
 def _frame(rows: Iterable, columns: list[str]) -> "pd.DataFrame":
     import pandas as pd  # a recorder starts without it: it takes a good part of the time to the first token
 

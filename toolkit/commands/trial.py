@@ -96,7 +96,7 @@ def _try(found: "Recommendation", way: "PlannedWay", corpus: str) -> tuple["pd.S
             perplexity = float(brief_perplexity(model.model, tokens))
         tell(f"{way.name}: {REPETITIONS} turns of {TOKENS} tokens")
         ours = PackedModel(way.name, scratch / "packed", _text(tokens), {"way": way.name}, run, **limit)
-        return text_speed(ours, len(ours.text.inputs), REPETITIONS), ours.held_bytes, perplexity
+        return text_speed(ours, REPETITIONS), ours.held_bytes, perplexity
 
 
 def _pack_options(words: Sequence[str]) -> Namespace:
@@ -119,7 +119,7 @@ def _try_gguf(file: Path, dram_bytes: int, corpus: str) -> tuple[str, str, "pd.S
     tell(f"{name}: {REPETITIONS} turns of {TOKENS} tokens")
     settings = {"memory_bytes": dram_bytes, "gguf": file}
     with closing(LlamaCpp(name, None, file.parent, text, {"way": name}, **settings)) as rival:
-        return name, "–", text_speed(rival, len(text.inputs), REPETITIONS), min(dram_bytes, rival.nbytes), perplexity
+        return name, "–", text_speed(rival, REPETITIONS), rival.held_bytes, perplexity
 
 
 def _text(tokens: "torch.Tensor"):

@@ -71,13 +71,16 @@ class Recorded(Mapping):
 class AcceleratedModel(Decoding):
     """A decoder whose blocks Accelerate keeps on the disk. Embeddings, norms and head stay in memory.
 
-    The model loses its blocks' weights. Products are stage `other`. Raises `UserError` if the disk is too small.
+    The model loses its blocks' weights. `held_bytes` are those of what stays, and of the largest matrix that passes.
+    Products are stage `other`. Raises `UserError` if the disk is too small.
     """
 
     mode = MAPPED
 
     def __init__(self, method: str, model: nn.Module, folder: Path, text: Text, labels: Mapping[str, object]):
         super().__init__(f"{method}, sequential,", text, labels)
+        passing = [weight.nbytes for weight in decoder_blocks(model).parameters()]
+        self.held_bytes = sum(weight.nbytes for weight in model.parameters()) - sum(passing) + max(passing)
         offloaded = DiskOffloaded(model, folder / method, decoder_blocks(model))
         self.model, self.recorder = model, offloaded.recorder
         self.nbytes, self.files = offloaded.stored_bytes, offloaded.files

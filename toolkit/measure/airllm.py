@@ -21,7 +21,7 @@ from toolkit.files import check_space
 from toolkit.measure import airllm_driver
 from toolkit.measure.child import PIP, WHEELS, Child, run_installer
 from toolkit.measure.contestant import Contestant, Text
-from toolkit.timeline import Recorder
+from toolkit.timeline import ReportedTime
 
 PACKAGES = ("airllm==4.0.0", "sentencepiece==0.2.3")
 NAME = "AirLLM"
@@ -32,7 +32,7 @@ class AirLLM(Contestant):
     """A model in its own type, one layer after the other. Writes a checkpoint and AirLLM's shards into `folder`.
 
     Each token of the turn is one pass over the inputs of `text`, a span of stage `read`: AirLLM reads and computes side
-    by side. The clock is the process's, and stands still between passes. `held_bytes` is the most memory that it took
+    by side. Times are of the process's own clock. `held_bytes` is the most memory that it took
     beyond its imports. The prompt's likeliest token must be the next input. Raises `UserError` if AirLLM cannot be
     installed or cannot run the model, and for a disk that is too small.
     """
@@ -40,8 +40,7 @@ class AirLLM(Contestant):
     name, mode = NAME, "page cache, dropped"
 
     def __init__(self, model: nn.Module, tokenizer, folder: Path, text: Text, labels: Mapping[str, object]):
-        self.text, self.labels, self.held_bytes, self._clock_s = text, labels, 0, 0.0
-        self.recorder = Recorder(lambda: self._clock_s)
+        self.text, self.labels, self.held_bytes, self.recorder = text, labels, 0, ReportedTime()
         self.nbytes = sum(parameter.nbytes for parameter in model.parameters())
         check_space(folder, COPIES * self.nbytes)
         checkpoint, shards = folder / "checkpoint", folder / "shards"
@@ -58,10 +57,8 @@ class AirLLM(Contestant):
 
     def token(self, number: int) -> int:
         """One pass. Returns the token that would come next."""
-        begun_s = self._clock_s
         answer = self._child.ask(tokens=self.text.inputs[number][0].tolist(), first=number == 0)
-        self._clock_s += answer["seconds"]
-        self.recorder.record("read", "pass", "storage", begun_s, answer["read_bytes"], None)
+        self.recorder.report("read", "pass", "storage", answer["seconds"], answer["read_bytes"])
         self.held_bytes = answer["held_bytes"]
         return answer["likeliest"]
 

@@ -29,6 +29,7 @@ class Contestant(ABC):
     - mode: how it reads: "direct" past the page cache, "buffered" through it, "memory" not at all, or in words;
     - recorder: has the stages of each token; without one, a token is a single span of stage `compute`;
     - turn: its own numbers of counted and of skipped tokens, for a contestant whose tokens take long;
+    - text: its token ids, for a contestant that takes any;
     - reference, exact: what `check` compares outputs with, and whether all bits must agree.
     """
 
@@ -40,6 +41,7 @@ class Contestant(ABC):
     mode: str = "memory"
     recorder: Recorder | None = None
     turn: tuple[int, int] | None = None
+    text: "Text | None" = None
     reference: "Reference | None" = None
     exact: bool = True
 

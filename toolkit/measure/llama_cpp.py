@@ -28,7 +28,7 @@ from toolkit.measure.contestant import Contestant, Reference, Text
 from toolkit.measure.memory_group import MemoryGroup
 from toolkit.policies.methods import LLAMA_CPP
 from toolkit.storage.direct import drop_pages
-from toolkit.timeline import Recorder
+from toolkit.timeline import ReportedTime
 
 PACKAGE, VERSION = "xllamacpp", "2026.10.11549"
 MODE = "mmap, pages dropped"
@@ -63,11 +63,11 @@ class LlamaCpp(Contestant):
     """A Llama decoder in llama.cpp, its weights mapped from a GGUF file of the type that `method` names.
 
     It takes the token ids of `text`, or `PROMPT[:1]` again and again; each pass begins a new text. Pages are read when
-    products touch them, so a pass is one span of stage `read`. Its clock is llama.cpp's, and stands still between
-    passes. With `memory_bytes`, a memory cgroup holds what llama.cpp needs beside weights (measured after a pass:
-    Python, KV cache, buffers, page tables) and so many bytes more for pages of the file, as many as another runtime may
-    take for weights (`memory`). Passes that are not timed come first, until one reads as much as the one before it.
-    Without it nothing limits the memory, but the layers' pages are dropped before each pass.
+    products touch them, so a pass is one span of stage `read`, of llama.cpp's own clock. `held_bytes` are the pages of
+    its file that memory has room for. With `memory_bytes`, a memory cgroup holds what llama.cpp needs beside weights
+    (measured after a pass: Python, KV cache, buffers, page tables) and so many bytes more for pages of the file, as
+    many as another runtime may take for weights (`memory`). Passes that are not timed come first, until one reads as
+    much as the one before it. Without it nothing limits the memory, but the layers' pages are dropped before each pass.
 
     Making it writes the file into `folder`, unless `model` is None and the file is there, and starts the process, with
     as many threads as torch has. With `gguf`, that file is run instead, of whatever type and architecture; `model`
@@ -93,11 +93,11 @@ class LlamaCpp(Contestant):
         self.name, self.text, self.labels, self.mapped = method, text, labels or {}, mapped
         self.limited, python = memory_bytes is not None, _python()
         self.mode = LIMITED if self.limited else MODE if mapped else "memory"
-        self._clock_s = 0.0
-        self.recorder = Recorder(lambda: self._clock_s)
+        self.recorder = ReportedTime()
         file = gguf or folder / f"{LLAMA_CPP[method]}.gguf"
         if gguf is None and model is not None:
             write_gguf(model, file, LLAMA_CPP[method], _quantise(method))
+        self.held_bytes = min(memory_bytes or float("inf"), file.stat().st_size)
         self.nbytes, self._dropped = layer_bytes(file), None if self.limited else layer_span(file)
         with open(file, "rb") as written:
             os.fsync(written.fileno())  # only pages that are on the disk can be dropped
@@ -127,16 +127,13 @@ class LlamaCpp(Contestant):
     def token(self, number: int) -> None:
         """One pass from the disk. If the file is in memory, one of the tokens that llama.cpp generates in one call."""
         inputs = self.text.inputs[number][0].tolist() if self.text else PROMPT[:1]
-        begun_s = self._clock_s
         if self.mapped:
             answer = self._pass(inputs)
-            self._clock_s += answer["seconds"]
-            self.recorder.record("read", "pass", "storage", begun_s, answer["read_bytes"], None)
+            self.recorder.report("read", "pass", "storage", answer["seconds"], answer["read_bytes"])
             return
         if number == 0:
             self._token_s = self.generated(inputs, len(self.text.inputs))
-        self._clock_s += self._token_s
-        self.recorder.record("compute", "pass", "dram", begun_s, self.nbytes, None)
+        self.recorder.report("compute", "pass", "dram", self._token_s, self.nbytes)
 
     def check(self, number: int, output: None = None) -> None:
         """Compare the logits of `PROMPT`, once a turn, when it is over: asking for them takes time."""

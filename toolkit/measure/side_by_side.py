@@ -130,7 +130,7 @@ def token_rates(
                 tell(reasons[-1])
                 continue
             stack.callback(rival.close)
-            held_bytes[name] = dram_bytes or rival.nbytes
+            held_bytes[name] = rival.held_bytes
             racing.append(rival)
         if not racing:
             raise UserError("; ".join(reasons))

@@ -75,13 +75,13 @@ def times_as_fast(turns: pd.DataFrame, by: Sequence[str], baseline: Baseline, co
     return theirs[theirs.index.isin(wanted)].reindex(wanted).to_numpy() / turns[column]
 
 
-def text_speed(contestant: Contestant, passes: int, repetitions: int) -> pd.Series:
-    """How fast one contestant makes a text, in turns of so many passes: the prompt, one not counted, and the tokens.
+def text_speed(contestant: Contestant, repetitions: int) -> pd.Series:
+    """How fast one contestant goes through its `text`: a turn has the prompt, a pass not counted, and the tokens.
 
     Entries, medians of the turns: first_s (of the prompt's pass), tokens_per_s with its range, read_mb (of a token),
     disturbed (share of turns beside other work), mode. Raises what `take_turns` raises.
     """
-    spans, by = take_turns([contestant], repetitions, passes), [*contestant.labels]
+    spans, by = take_turns([contestant], repetitions, len(contestant.text.inputs)), [*contestant.labels]
     table = summary(by_turn(spans[spans["token"] >= NOT_COUNTED], by), by, ["tokens_per_s"])
     prompts = spans[spans["token"] == 0].groupby("repetition")
     first_s = (prompts["end_s"].max() - prompts["start_s"].min()).median()

@@ -44,7 +44,7 @@ from toolkit.storage.readers import Reader, open_reader
 from toolkit.storage.runs import Layer
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
-from toolkit.timeline import Recorder
+from toolkit.timeline import ReportedTime
 
 WHOLE, GATHERED = "whole expert", "active neurons"
 DISK, DRAM = "disk", "dram"
@@ -142,16 +142,13 @@ class Loading(Contestant):
         ((self.neurons, stride),) = (stored.shape for stored in expert.ops.values())
         self.nbytes = self.neurons * stride
         self.chosen = max(1, round(labels["share"] * self.neurons))
-        self._clock_s = 0.0
-        self.recorder = Recorder(lambda: self._clock_s)
+        self.recorder = ReportedTime()
 
     def token(self, number: int) -> None:
         """One load."""
         ids = np.sort(self.generator.choice(self.neurons, self.chosen, replace=False))
         for stage, seconds in zip(STAGES.values(), self.run(ids), strict=True):
-            begun_s = self._clock_s
-            self._clock_s += seconds
-            self.recorder.record(stage, OP, "storage", begun_s, 0, None)
+            self.recorder.report(stage, OP, "storage", seconds)
 
 
 def _ways(layer: Layer, threads: Reader, scattered: Reader, links: Sequence[Link]) -> Iterator[tuple[Labels, str, Run]]:
