@@ -138,7 +138,7 @@ def pack(report: Path) -> Path:
 
 
 def carry(files: Iterable[Path], folder: Path) -> list[Path]:
-    """Copy files that are there into a folder of the report, unless it has them; return them as they lie there."""
+    """Copy the files that exist into a folder of the report, unless they are unchanged; return the copies."""
     present = [(file, folder / file.name) for file in files if file.is_file()]
     for file, target in present:
         if not target.is_file() or target.stat().st_mtime_ns != file.stat().st_mtime_ns:

@@ -20,7 +20,7 @@ from toolkit.sparsity.methods import METHODS, PruningMethod
 log = logging.getLogger(__name__)
 
 
-class Matrix(Protocol):
+class StoredMatrix(Protocol):
     """A matrix as it is stored."""
 
     @property
@@ -28,13 +28,17 @@ class Matrix(Protocol):
         """Bytes of all that `decode` needs, but for the shape."""
         ...
 
+    def decode(self) -> Float[Tensor, "rows columns"]:
+        """The dense weight."""
+        ...
+
+
+class Matrix(StoredMatrix, Protocol):
+    """One that is kept."""
+
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors to keep, by name: contiguous, no two in the same memory."""
-        ...
-
-    def decode(self) -> Float[Tensor, "rows columns"]:
-        """The dense weight."""
         ...
 
     @classmethod

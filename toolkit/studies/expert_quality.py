@@ -1,7 +1,7 @@
 """The cost of fewer bits, predicted experts and skipped neurons for a mixture of experts (CORM, tables 1 and 2).
 
     mixture = RoutedModel("smollm2-135m-moe-upcycled")
-    compared(mixture.text, expert_variants(mixture))
+    compared(mixture.text, expert_variants(mixture, VARIANTS))
 
 With `as_predicted`, a model uses the predictions of the layer before (section 4.2). That layer's input goes through
 this layer's gate, which names the experts, and through their W1, which names the neurons whose |act(W1 · x)| exceeds θ.
@@ -18,7 +18,6 @@ from jaxtyping import Float, Float32
 from torch import Tensor, nn
 from torch.nn import functional
 
-from toolkit.errors import unknown
 from toolkit.models.activation import activation, activation_name
 from toolkit.models.blocks import decoder_blocks
 from toolkit.models.cutting import attached
@@ -131,10 +130,8 @@ class ExpertVariant(Alteration):
                 yield {}
 
 
-def expert_variants(setting: RoutedModel, names: Sequence[str] = tuple(VARIANTS)) -> dict[str, ExpertVariant]:
-    """Alterations by their names in `VARIANTS`. Raises `UserError` for an unknown one."""
-    if unknown_ones := [name for name in names if name not in VARIANTS]:
-        raise unknown("variant", unknown_ones[0], VARIANTS)
+def expert_variants(setting: RoutedModel, names: Sequence[str]) -> dict[str, ExpertVariant]:
+    """Alterations by their names in `VARIANTS`."""
     return {name: ExpertVariant(setting, *VARIANTS[name]) for name in names}
 
 

@@ -19,7 +19,7 @@ from toolkit import paths
 from toolkit.cache import kept_folder
 from toolkit.costs.experts import ON_DEMAND
 from toolkit.costs.replay import COUNTS, replay_experts
-from toolkit.errors import UserError, unknown
+from toolkit.errors import UserError
 from toolkit.files import make_folder, scratch_folder
 from toolkit.measure import llama_cpp
 from toolkit.measure.contestant import Reference, Text
@@ -137,7 +137,7 @@ def _pass_all(engine: OffloadedModel, race: ExpertRace) -> Float32[Tensor, "toke
 
 
 def replayed(race: ExpertRace, way: str) -> dict[str, int]:
-    """The same by replay of the routing that the engine has recorded, without a disk."""
+    """The counts of `counts`, by replay of the routing that the engine has recorded, without a disk."""
     sizes = [(each.experts, each.slots) for each in _engine(race, way)]
     tables = []
     for (experts, slots), chosen, predicted in zip(sizes, *routing_of(race), strict=True):
@@ -236,8 +236,6 @@ def _counted(race: ExpertRace) -> pd.DataFrame:
 
 def _settings(race: ExpertRace, way: str, exact: bool = True) -> dict:
     """The settings of `OffloadedModel.open`."""
-    if way not in WAYS:
-        raise unknown("way", way, WAYS)
     chosen = WAYS[way]
     routing = partial(_recorded, race) if race.is_twin else None
     demand = Demand(window=WINDOW if chosen.cached else 0, look_ahead=chosen.prefetch, exact=exact, routing=routing)

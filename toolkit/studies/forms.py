@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,23 +18,10 @@ from toolkit.quantization.gptq import GPTQ
 from toolkit.quantization.hqq import Groupwise
 from toolkit.quantization.rtn import RoundToNearest
 from toolkit.quantization.spqr import SpQR
-from toolkit.sparsity.layerwise import WeightChange
+from toolkit.sparsity.layerwise import StoredMatrix, WeightChange
 from toolkit.studies import mixtures
 
 HALF_BITS = 16
-
-
-class StoredMatrix(Protocol):
-    """A matrix in some form: its bytes, and the dense matrix it stands for."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all its tensors."""
-        ...
-
-    def decode(self) -> Tensor:
-        """The dense matrix."""
-        ...
 
 
 Encoder = Callable[[Tensor], StoredMatrix]

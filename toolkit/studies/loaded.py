@@ -1,7 +1,6 @@
 """The models of studies and their texts, each loaded once."""
 
 from functools import cache, lru_cache
-from typing import Protocol
 
 from jaxtyping import Int64
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ AT_ONCE = 2  # models in memory: several notebooks set two beside each other
 
 @lru_cache(maxsize=AT_ONCE)
 def loaded(name: str) -> tuple[nn.Module, object, str]:
-    """A model, its tokenizer and the checksum of its weights. Who changes the model restores it."""
+    """A model, its tokenizer and the checksum of its weights. A caller that changes the model must restore it."""
     model, tokenizer = load_model(name, fast_dtype())
     return model, tokenizer, weights_sha256(model)
 
@@ -28,17 +27,8 @@ def tokens_of(model: str, corpus: str, split: str) -> Int64[Tensor, " n"]:
     return load_tokens(corpus, loaded(model)[1], split)
 
 
-class OfModel(Protocol):
-    """A setting of a study that is about one model."""
-
-    @property
-    def model(self) -> str:
-        """As `load_model` takes it."""
-        ...
-
-
-def weights_key(setting: OfModel) -> dict[str, object]:
-    """The inputs of a result beside the setting, for the cache: the model's weights, type and own thresholds."""
+def weights_key(setting) -> dict[str, object]:
+    """The inputs of a result beside a study's setting, for the cache: weights, type and thresholds of its `model`."""
     model, _, weights = loaded(setting.model)
     own = thresholds_of(model)
     return {"weights_sha256": weights, "dtype": str(fast_dtype()), "thresholds": None if own is None else own.tolist()}

@@ -61,20 +61,20 @@ class PredictorVariant:
         used = "" if self.cut else "all used"
         return " ".join(filter(None, [self.kind.replace("_", " "), ranks, limit or kept, used]))
 
-    @property
-    def named_once(self) -> "PredictorVariant":
-        """The same variant as the cache names it: where all layers have one rank, no layer is a sensitive one."""
-        alike = self.sensitive == 0 or self.ranks[0] == self.ranks[1]
-        return replace(self, ranks=(self.ranks[0],) * 2, sensitive=0) if alike else self
+    def __post_init__(self):
+        """Give variants that are the same the same fields: where all layers have one rank, none is a sensitive one."""
+        if self.sensitive == 0 or self.ranks[0] == self.ranks[1]:
+            object.__setattr__(self, "ranks", (self.ranks[0],) * 2)
+            object.__setattr__(self, "sensitive", 0)
 
     @property
     def predictor(self) -> "PredictorVariant":
         """The variant with the same predictor; ignores `cut`."""
-        return replace(self.named_once, cut=True)
+        return replace(self, cut=True)
 
 
 ALONE = PredictorVariant()  # thresholds without a predictor, as if an oracle told which neurons to load
-RIVALS = (PredictorVariant("copy_last"), PredictorVariant("nothing"))  # what costs no byte, in every table
+BASELINES = (PredictorVariant("copy_last"), PredictorVariant("nothing"))  # they cost no byte, and are in every table
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _samples_of_last(setting: ThresholdedModel, first: int) -> Samples:
 def compare_predictors(
     setting: ThresholdedModel, variants: Sequence[PredictorVariant], evaluation_windows: int, prompt: int = 0
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The predictions of each variant and of `RIVALS` in each layer, and their cost in perplexity; kept one by one.
+    """The predictions of each variant and of `BASELINES` in each layer, and their cost in perplexity; kept one by one.
 
     The first table is `quality` on evaluation text with the columns `_labels` more. The second has a row a variant:
     those labels; nbytes of the predictors; resident_share and read_share (bytes of the predictors, and of the neurons
@@ -173,11 +173,11 @@ def compare_predictors(
     For the first `prompt` tokens of each window all neurons are loaded: they are in the perplexity, and not counted.
     Raises what `predictors` raises.
     """
-    variants = [*variants, *RIVALS]
+    variants = [*variants, *BASELINES]
     wanted = list(dict.fromkeys((ALONE, *variants)))
     layers = {variant: _by_layer(setting, variant.predictor, prompt) for variant in wanted}
     text = setting.text(evaluation_windows)
-    lost = {each: quality(text, Predicted(setting, each.named_once, prompt)) for each in wanted}
+    lost = {each: quality(text, Predicted(setting, each, prompt)) for each in wanted}
     tables = [rows.assign(**_labels(setting, variant)) for variant, rows in layers.items()]
     ffns = decoder_ffns(loaded(setting.model)[0])
     whole = [
@@ -210,17 +210,17 @@ def _labels(setting: ThresholdedModel, variant: PredictorVariant) -> dict:
 def compare_accuracy(
     setting: ThresholdedModel, variants: Sequence[PredictorVariant], tasks: Sequence[str], task_limit: int | None
 ) -> pd.DataFrame:
-    """Zero-shot accuracy of the dense model, with thresholds alone, with predictors and `RIVALS`; kept one by one.
+    """Zero-shot accuracy of the dense model, with thresholds alone, with predictors and `BASELINES`; kept one by one.
 
     Columns: `_labels` (the dense model's label is "dense"), those of `evaluate_tasks`, and evidence. Raises what
     `predictors` and `evaluate_tasks` raise.
     """
     text = replace(setting.text(), tasks=tuple(tasks), task_limit=task_limit)
     dense = replace(setting, zeros=0.0)
-    chosen = [(dense, ALONE, "dense"), *((setting, variant, variant.label) for variant in (ALONE, *variants, *RIVALS))]
+    cut = [(setting, variant, variant.label) for variant in (ALONE, *variants, *BASELINES)]
     tables = []
-    for one, variant, label in chosen:
-        rows = accuracy(text, Predicted(one, variant.named_once))
+    for one, variant, label in [(dense, ALONE, "dense"), *cut]:
+        rows = accuracy(text, Predicted(one, variant))
         tables.append(rows.assign(**_labels(one, variant) | {"label": label}))
     return pd.concat(tables, ignore_index=True).assign(evidence="measured")
 

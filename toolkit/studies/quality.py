@@ -53,14 +53,13 @@ class Alteration:
         yield {}
 
     @property
-    def code(self) -> dict[str, object]:
-        """The inputs of the change beside its fields, as plain values: the code of its module."""
-        return {"code": sources.fingerprint(sources.dependencies(type(self).__module__, without=LOADING))}
+    def code(self) -> dict[str, object] | None:
+        """The inputs of the change beside its fields, as plain values: the code of its module.
 
-    @property
-    def is_followed(self) -> bool:
-        """Whether changes of its code can be seen. They cannot in a notebook's cell, so its results are not kept."""
-        return bool(sources.dependencies(type(self).__module__))
+        None for a class in a notebook's cell: changes of its code cannot be seen, so its results are not kept.
+        """
+        files = sources.dependencies(type(self).__module__, without=LOADING)
+        return {"code": sources.fingerprint(files)} if files else None
 
 
 AS_IS = Alteration()
@@ -88,7 +87,7 @@ def quality(settings: EvaluationSettings, alteration: Alteration = AS_IS) -> pd.
     of the alteration. Raises what the alteration, `perplexity` and `evaluate_tasks` raise.
     """
     text = replace(settings, tasks=(), task_limit=None)
-    windows = _windows(text, alteration, fresh=not alteration.is_followed)
+    windows = _windows(text, alteration, fresh=alteration.code is None)
     lost = Perplexity.of(torch.tensor(windows["value"], dtype=torch.float64), settings.sequence_length)
     whole = {"metric": PERPLEXITY, "value": float(lost), "standard_error": lost.standard_error, "chance": math.nan}
     facts = windows.drop(columns=["value"]).iloc[0].to_dict()
@@ -103,15 +102,15 @@ def quality(settings: EvaluationSettings, alteration: Alteration = AS_IS) -> pd.
 
 def accuracy(settings: EvaluationSettings, alteration: Alteration = AS_IS) -> pd.DataFrame:
     """A row for each task and metric of the altered model, as `evaluate_tasks` gives them; kept."""
-    return _accuracy(replace(settings, windows=None), alteration, fresh=not alteration.is_followed)
+    return _accuracy(replace(settings, windows=None), alteration, fresh=alteration.code is None)
 
 
 def compared(settings: EvaluationSettings, alterations: Mapping[str, Alteration]) -> pd.DataFrame:
     """`quality` of some alterations by name, without the rows of windows, each beside the first.
 
     Further columns: variant (the name), relative (value over the first's), difference and difference_error (its
-    standard error): of log-perplexities, window by window, or of accuracies as of independent items, which is more
-    than that of the same ones.
+    standard error): of log-perplexities, window by window, or of accuracies. For these the items count as independent;
+    the error of paired items would be smaller.
     """
     tables = {name: quality(settings, alteration) for name, alteration in alterations.items()}
     first = next(iter(tables.values()))
@@ -152,7 +151,7 @@ def _summary(table: pd.DataFrame) -> list[dict]:
 
 
 def _key(settings: EvaluationSettings, alteration: Alteration) -> dict[str, object]:
-    return weights_key(settings) | alteration.code
+    return weights_key(settings) | (alteration.code or {})
 
 
 @kept("perplexity", without=LOADING, key=_key)

@@ -71,7 +71,7 @@ def samples(setting: ThresholdedModel, part: str) -> Samples:
 
 
 few_samples = cache(samples)
-"""`samples` of the parts that several predictors are held against, which stay in memory."""
+"""`samples`, cached in memory."""
 
 
 @cache

@@ -54,27 +54,27 @@ class ModelVariant(Alteration):
 
     def __post_init__(self):
         """Refuse a form that is not there, and one for dense models with a pruned one. Raises `UserError`."""
-        if self.of_linears not in (known := FORMS | CALIBRATED | MIXED):
+        if self.linear_form not in (known := FORMS | CALIBRATED | MIXED):
             raise unknown("form", self.form, known)
-        if self.of_head and self.of_its_head not in (known := FORMS | SPQR):
-            raise unknown("form of a head", self.of_its_head, known)
-        if self.of_linears in CALIBRATED and self.method != DENSE:
+        if self.packs_head and self.head_form not in (known := FORMS | SPQR):
+            raise unknown("form of a head", self.head_form, known)
+        if self.linear_form in CALIBRATED and self.method != DENSE:
             raise UserError(f"form {self.form!r} is for a dense model, and method is {self.method!r}; choose {DENSE!r}")
 
     @property
-    def of_linears(self) -> str:
+    def linear_form(self) -> str:
         """The form of the decoder linears."""
         return self.form.removesuffix(HEAD_TOO)
 
     @property
-    def of_head(self) -> bool:
+    def packs_head(self) -> bool:
         """Whether the head has a form, too."""
         return self.form.endswith(HEAD_TOO)
 
     @property
-    def of_its_head(self) -> str:
+    def head_form(self) -> str:
         """The form of the head, which is not pruned."""
-        return "int8" if self.form.startswith("int8") else self.of_linears
+        return "int8" if self.form.startswith("int8") else self.linear_form
 
     @property
     def zeros_pattern(self) -> str:
@@ -83,7 +83,7 @@ class ModelVariant(Alteration):
 
     @property
     def labels(self) -> dict[str, object]:
-        """The columns that tell it from others: its fields, with `zeros_pattern` as pattern."""
+        """The columns that identify the variant: its fields; `pattern` is `zeros_pattern`."""
         return asdict(self) | {"pattern": self.zeros_pattern}
 
     @contextmanager
@@ -95,9 +95,9 @@ class ModelVariant(Alteration):
         model = loaded(settings.model)[0]
         weights = [linear.weight for linear in linears(model)]
         types = {"types": mixtures.type_shares(model, MIXED[self.form])} if self.form in MIXED else {}
-        with restored(weights), own_head(model) if self.of_head else nullcontext():
+        with restored(weights), own_head(model) if self.packs_head else nullcontext():
             nbytes = self._store_linears(settings)
-            if self.of_head:
+            if self.packs_head:
                 nbytes += self._store_head(settings)
                 weights = [*weights, model.get_output_embeddings().weight]
             yield size_of(weights, nbytes, self.form) | types
@@ -105,41 +105,38 @@ class ModelVariant(Alteration):
     def _store_linears(self, settings: EvaluationSettings) -> int:
         model, tokenizer, _ = loaded(settings.model)
         calibration = self._calibration(settings)
-        if self.of_linears in CALIBRATED:
-            made = change_loaded(model, tokenizer, settings.model, CALIBRATED[self.of_linears], calibration)
+        if self.linear_form in CALIBRATED:
+            made = change_loaded(model, tokenizer, settings.model, CALIBRATED[self.linear_form], calibration)
             return sum(record.nbytes for record in made.statistics)
         if self.method != DENSE:
             sparsity = self.sparsity if self.pattern is None else 0.5
             pruning = Pruning.by(self.method, sparsity, self.pattern)
             change_loaded(model, tokenizer, settings.model, pruning, calibration)
-        return store(model, self.of_linears)
+        return store(model, self.linear_form)
 
     def _store_head(self, settings: EvaluationSettings) -> int:
         model, tokenizer, _ = loaded(settings.model)
         gram = None
-        if self.of_its_head in SPQR:
+        if self.head_form in SPQR:
             gram = head_gram(model, self._calibration(settings).draw_from_corpus(tokenizer))
-        return store_head(model, self.of_its_head, gram)
+        return store_head(model, self.head_form, gram)
 
     def _calibration(self, settings: EvaluationSettings) -> Calibration:
         return Calibration(settings.corpus, self.calibration_windows, settings.sequence_length, self.seed)
 
     @property
     def _method(self) -> object:
-        return CALIBRATED.get(self.of_linears) or METHODS.get(self.method)  # None for a dense model
+        return CALIBRATED.get(self.linear_form) or METHODS.get(self.method)  # None for a dense model
 
     @property
-    def code(self) -> dict[str, object]:
-        """The code of the variant's own method, not of all of them, and the method's settings."""
+    def code(self) -> dict[str, object] | None:
+        """The code of the variant's own method, not of all of them, and the method's settings; None as for all."""
+        if not is_followed(self._method):
+            return None
         mixed = self.form in MIXED
         code = made_by(__name__, self._method, without=() if mixed else ("toolkit.studies.mixtures",))
         found = {"code": sources.fingerprint(code), "method": settings_of(self._method)}
         return found | (mixtures.LLAMA_CPP if mixed else {})
-
-    @property
-    def is_followed(self) -> bool:
-        """As for every alteration, of its method."""
-        return is_followed(self._method)
 
 
 def compare_variants(variants: Sequence[ModelVariant], settings: EvaluationSettings) -> pd.DataFrame:
@@ -175,7 +172,7 @@ def few_bits_variants(forms: Sequence[str], windows: int | None, seed: int) -> l
     """A dense model in 16 bits and in each form (names in `FORMS`, or in `CALIBRATED` with so many windows)."""
     settings = {"calibration_windows": windows, "seed": seed}
     made = (ModelVariant(form) for form in ("fp16", *forms))
-    return [replace(variant, **settings) if variant.of_linears in CALIBRATED else variant for variant in made]
+    return [replace(variant, **settings) if variant.linear_form in CALIBRATED else variant for variant in made]
 
 
 def by_variant(table: pd.DataFrame) -> pd.DataFrame:

@@ -76,7 +76,7 @@ def outcomes(jobs: list[Job]) -> dict[str, Outcome]:
 
 
 def outcome(id: str, fresh: bool | None) -> Outcome:
-    """How the last run of a job ended; `fresh` says whether the results answer to it, None that no job asks.
+    """How the last run of a job ended; `fresh` says whether the results answer to it; None if no job is about it.
 
     A failed run with other parameters does not count where the results are fresh.
     """

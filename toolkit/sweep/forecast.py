@@ -61,7 +61,7 @@ def forecast(jobs: Sequence[Job], parallel: int) -> Forecast:
 def _seconds(jobs: Sequence[Job], machine: Path | None = None) -> dict[str, float]:
     """The times of the jobs with the same parameters, here or in a reference machine's folder.
 
-    A job that shares the machine needs as many seconds of its cores as it did there.
+    For a job that shares the machine, seconds times cores are taken as constant.
     """
     metas = [(job, read_meta(machine / job.row if machine else job.folder)) for job in jobs]
     return {
