@@ -22,9 +22,11 @@ import pandas as pd
 import seaborn as sns
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, NullLocator
 
 from toolkit.evidence.comparison import is_fitted
 from toolkit.files import replacing
@@ -124,6 +126,11 @@ def first_on_top(axes: Axes) -> None:
     axes.invert_yaxis()
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
+
+
+def label_log_axis(axis: Axis, *multiples: float) -> None:
+    """Label a logarithmic axis at these multiples of the powers of ten, and nowhere else."""
+    axis.set(major_locator=LogLocator(subs=multiples), major_formatter="{x:g}", minor_locator=NullLocator())
 
 
 def whiskers(axes: Axes, lows: Iterable[float], highs: Iterable[float]) -> None:

@@ -21,9 +21,8 @@ from toolkit.sparsity.trace import Trace
 from toolkit.studies.loaded import LOADING, loaded, tokens_of, weights_key
 from toolkit.studies.quality import EvaluationSettings
 
-POLICIES = tuple(
-    name for name in RESIDENCIES if name not in ("window", "least_stale")
-)  # the last equals LRU within one layer
+# the last equals LRU within one layer
+POLICIES = tuple(name for name in RESIDENCIES if name not in ("window", "least_stale"))
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def find_profile(name: str, called_from: Path) -> Path:
 def more_arguments(profile: Path) -> list[str]:
     """The settings that Snakemake needs beside a profile: without SLURM's accounting, to ask `squeue` for jobs' states.
 
-    Without accounting Snakemake would wait for `sacct` for ever, so it is told to ask `squeue`. A profile that names the command is left alone.
+    It would wait for `sacct` for ever. A profile that names the command is left alone.
     """
     config = load_yaml(profile / "config.yaml") or {}
     if config.get("executor") != "slurm" or STATUS in config or _trouble(ACCOUNTING) is None:
