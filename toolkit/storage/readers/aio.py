@@ -9,6 +9,7 @@ import ctypes
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
+from threading import Thread
 
 import numpy as np
 from jaxtyping import Int64, UInt8
@@ -64,12 +65,12 @@ class Aio(HostReader):
 
 
 def _context(stack: ExitStack, depth: int) -> int:
-    """A context of the kernel's, destroyed with the stack."""
+    """A context of the kernel's, destroyed with the stack: by a thread, since the kernel takes 30 ms for it."""
     from toolkit.kernels.reads import DESTROY, SETUP
 
     library, context = ctypes.CDLL(None, use_errno=True), ctypes.c_ulong(0)
     if SETUP < 0 or library.syscall(SETUP, depth, ctypes.byref(context)) < 0:
         reason = os.strerror(ctypes.get_errno()) if SETUP >= 0 else "unknown processor"
         raise UserError(f"this system refuses asynchronous I/O ({reason}): use reader 'threads'")
-    stack.callback(library.syscall, DESTROY, context)
+    stack.callback(Thread(target=library.syscall, args=(DESTROY, context), daemon=True).start)
     return context.value
