@@ -110,7 +110,7 @@ def test_drift_exchanges_the_usage_of_hot_and_cold_neurons():
 
 def test_impossible_statistics_are_refused():
     for make, names in (
-        (lambda: UsageLaw.fit(active=0.1, exponent=1, new=0.5, tokens=5), "new 0.5"),
+        (lambda: UsageLaw.fit(active=0.1, new=0.5), "new 0.5"),
         (lambda: BetaLaw(0.2, 0.1, 0.9), "active 0.2, far 0.1"),
         (lambda: Drift(1.5), "share 1.5"),
         (lambda: next(draw_layers([HERMES], 8, 8, copied=1.5)), "copied 1.5"),

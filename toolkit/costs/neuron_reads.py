@@ -125,7 +125,7 @@ def _held_share(reads: Reads, windowed: bool) -> float:
     """The share of a layer's neurons in memory: with a window of k, memory for k + 1 tokens (FLASH, appendix C.1)."""
     if not windowed:
         return reads.active
-    law = UsageLaw.fit(reads.active, exponent=1, new=reads.new, tokens=reads.window + 1)
+    law = UsageLaw.fit(reads.active, reads.new, reads.window)
     return law.aggregated(reads.window + 1)
 
 

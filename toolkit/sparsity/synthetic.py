@@ -1,6 +1,6 @@
 """Traces drawn at random, with the statistics that a paper publishes of its models. They serve latency only.
 
-    law = UsageLaw.fit(active=0.10, exponent=1, new=0.024, tokens=5)  # OPT-6.7B (LLM in a flash, appendix C.1)
+    law = UsageLaw.fit(active=0.10, new=0.024, window=4)  # OPT-6.7B (LLM in a flash, appendix C.1)
     trace = draw("opt-6.7b", [law] * 32, neurons=16384, tokens=300)
 
     law = BetaLaw(active=0.20, far=0.70, near=0.90)  # LLaMA-13B (Hermes, figures 3 and 4)
@@ -45,17 +45,18 @@ class UsageLaw:
     persistence: float
 
     @classmethod
-    def fit(cls, active: float, exponent: float, new: float, tokens: int) -> "UsageLaw":
-        """The law under which the last of `tokens` tokens in a row brings a share `new` of the neurons.
+    def fit(cls, active: float = 0.10, new: float = 0.024, window: int = 4, exponent: float = 1.0) -> "UsageLaw":
+        """The law under which a token brings a share `new` of the neurons to those of the `window` tokens before it.
 
-        That is s_agg(k) − s_agg(k − 1), what is loaded for a token with a window of k − 1. Raises `UserError` if there
-        is no such law.
+        That is s_agg(k + 1) − s_agg(k) for a window of k. The defaults are OPT-6.7B's predicted and loaded neurons (LLM
+        in a flash, appendix C.1). Raises `UserError` if there is no such law.
         """
-        if not 0 < active < 1 or not 0 <= exponent <= STEEPEST or tokens < 2:
+        if not 0 < active < 1 or not 0 <= exponent <= STEEPEST or window < 1:
             raise UserError(
-                f"active {active}, exponent {exponent}, {tokens} tokens: expected a share between 0 and 1, an exponent "
-                f"from 0 to {STEEPEST:g}, and 2 tokens or more"
+                f"active {active}, exponent {exponent}, window {window}: expected a share between 0 and 1, an exponent "
+                f"from 0 to {STEEPEST:g}, and 1 token or more"
             )
+        tokens = window + 1
         law = bisect(lambda persistence: cls(active, exponent, persistence), lambda law: new - law.new(tokens), 0, 1)
         if abs(law.new(tokens) - new) > CLOSE * new:
             least, most = (cls(active, exponent, persistence).new(tokens) for persistence in (1, 0))

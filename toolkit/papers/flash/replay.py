@@ -83,7 +83,7 @@ class Replay(Reads):
 
     def trace(self) -> Trace:
         """The drawn trace: what the predictor names. Raises `UserError` for shares that no law has."""
-        law = UsageLaw.fit(self.active, exponent=1, new=self.new, tokens=self.window + 1)
+        law = UsageLaw.fit(self.active, self.new, self.window)
         neurons, _, _ = neuron_shape(self.model)
         length = self.repetitions * (self.window + self.tokens)
         return draw(self.model, [law] * self.layers, neurons, length, self.seed)
