@@ -39,7 +39,7 @@ def test_a_turn_is_the_models_own_text_and_another_text_is_refused(tmp_path, mon
     (tmp_path / "packages" / "airllm.py").write_text(STAND_IN)
     monkeypatch.setattr(airllm, "_packages", lambda: tmp_path / "packages")
     model = toy()
-    text = greedy_text(model, torch.tensor([[5, 3, 7]]), 4, near=0.1)
+    text = greedy_text(model, torch.tensor([[5, 3, 7]]), 4, tolerance=0.1)
     with closing(AirLLM(model, Tokenizer(), tmp_path, text, {"way": "AirLLM"})) as rival:
         assert [rival.token(number) for number in range(3)] == [ids.item() for ids in text.inputs[1:]]
         spans = take_turns([rival], repetitions=1, tokens=4)

@@ -93,7 +93,7 @@ def test_other_logits_are_refused_of_f16_and_nan_of_every_type(model, tmp_path):
     with torch.no_grad():
         largest = float(model(torch.tensor([PROMPT])).logits[0, -1].abs().max())
     for off, refused in ((0.5, []), (2.0, ["F16"]), (float("nan"), ["F16", "Q4_0"])):
-        file.write_text(json.dumps([right[0] + off * llama_cpp.NEAR * largest, *right[1:]]))
+        file.write_text(json.dumps([right[0] + off * llama_cpp.TOLERANCE * largest, *right[1:]]))
         for kind in ("F16", "Q4_0"):
             if kind not in refused:
                 LlamaCpp(f"llama.cpp {kind}", model, tmp_path).close()

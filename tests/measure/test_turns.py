@@ -85,7 +85,7 @@ def test_every_token_of_every_turn_is_checked():
 
 def test_packed_products_may_differ_by_rounding_and_no_more():
     expected = torch.tensor([[1.0, -2.0]])
-    reference = Reference("the model in memory", [expected], near=0.02)
+    reference = Reference("the model in memory", [expected], tolerance=0.02)
     reference.check("endor_packed", 0, expected + 0.03, exact=False)
     for name, off, exact in (("endor_packed", 0.06, False), ("endor", 1e-6, True)):
         with pytest.raises(UserError, match=f"{name} gives another output than the model in memory"):

@@ -80,21 +80,21 @@ class Contestant(ABC):
 class Reference:
     """The outputs that contestants must give, token by token; without `outputs`, the first that is given for a token.
 
-    `source` names them in the error. Products with packed weights add in another order, so theirs may differ by `near`
-    of the largest output; all others must have the same bits.
+    `source` names them in the error. Products with packed weights add in another order, so theirs may differ by
+    `tolerance` of the largest output; all others must have the same bits.
     """
 
-    def __init__(self, source: str, outputs: Sequence[Tensor] = (), near: float = 0.0):
-        self.source, self.near, self._outputs = source, near, dict(enumerate(outputs))
+    def __init__(self, source: str, outputs: Sequence[Tensor] = (), tolerance: float = 0.0):
+        self.source, self.tolerance, self._outputs = source, tolerance, dict(enumerate(outputs))
 
     def check(self, name: str, number: int, output: Tensor, exact: bool = True) -> None:
         """Raise `UserError` for another output than that of this token."""
         expected = self._outputs.setdefault(number, output)
-        if exact or not self.near:
+        if exact or not self.tolerance:
             same = torch.equal(output, expected)
         else:
             difference = (output.float() - expected.float()).abs().max()
-            same = output.shape == expected.shape and bool(difference <= self.near * expected.abs().max())
+            same = output.shape == expected.shape and bool(difference <= self.tolerance * expected.abs().max())
         if not same:
             raise UserError(f"{name} gives another output than {self.source}: not timed")
 
@@ -113,7 +113,7 @@ class Text:
 
 
 @torch.no_grad()
-def greedy_text(model: nn.Module, prompt: Tensor, passes: int, near: float) -> Text:
+def greedy_text(model: nn.Module, prompt: Tensor, passes: int, tolerance: float) -> Text:
     """A prompt [batch, tokens], then the likeliest token of each pass, with the logits of so many passes."""
     inputs, logits, past = [prompt], [], None
     for _ in range(passes):
@@ -121,7 +121,7 @@ def greedy_text(model: nn.Module, prompt: Tensor, passes: int, near: float) -> T
         past = output.past_key_values
         logits.append(output.logits[:, -1])
         inputs.append(logits[-1].argmax(-1, keepdim=True))
-    return Text(inputs[:-1], Reference("the model in memory", logits, near))
+    return Text(inputs[:-1], Reference("the model in memory", logits, tolerance))
 
 
 class Decoding(Contestant):

@@ -36,7 +36,7 @@ LIMITED = "mmap, memory cgroup"
 SETTLED = 0.02  # of the layers' bytes: passes that differ less in what they read are in the steady state
 MOST_PASSES = 10  # before it
 PROMPT = (7, 100, 55)  # what the logits are compared for: more than one token, so that positions play a part
-NEAR = 0.02  # of the largest logit: llama.cpp rounds the inputs of products to F16
+TOLERANCE = 0.02  # of the largest logit: llama.cpp rounds the inputs of products to F16
 
 
 def missing(limited: bool = False) -> str | None:
@@ -71,8 +71,8 @@ class LlamaCpp(Contestant):
 
     Making it writes the file into `folder`, unless `model` is None and the file is there, and starts the process, with
     as many threads as torch has. With `gguf`, that file is run instead, of whatever type and architecture; `model`
-    gives the size of the vocabulary. Logits of `PROMPT` are checked then and after each turn, up to `NEAR`. F16 must
-    give the logits of the model in memory; `gguf`, and types that change the weights, must give the same ones each
+    gives the size of the vocabulary. Logits of `PROMPT` are checked then and after each turn, up to `TOLERANCE`. F16
+    must give the logits of the model in memory; `gguf`, and types that change the weights, must give the same ones each
     time. Types with a K get repeated blocks (`llama_cpp_quantiser.repeated`), which serve timing only. `nbytes` are
     those of the layers in the file. Unless `mapped`, the file is read into memory and repacked for llama.cpp's quickest
     products, which is its default. Raises `UserError` if llama.cpp cannot be installed or cannot run the file, for
@@ -115,7 +115,7 @@ class LlamaCpp(Contestant):
                 self._logits = _logits(model)
                 lossless = gguf is None and LLAMA_CPP[method] == "F16"
                 of_model = ("the model in memory", [self._logits]) if lossless else ("before",)
-                self.reference = Reference(*of_model, near=NEAR)
+                self.reference = Reference(*of_model, tolerance=TOLERANCE)
                 self.check(0)
             if self._group:
                 self.memory = memory_bytes

@@ -39,7 +39,7 @@ from toolkit.storage.writing import Op, write_store
 from toolkit.timeline import Recorder, Timeline
 
 PLACEMENTS = ("storage", "dram")
-SLACK = 0.02  # of the largest product: sums in other orders, and torch's are rounded to the weight's type
+TOLERANCE = 0.02  # of the largest product: sums in other orders, and torch's are rounded to the weight's type
 SCALES_DTYPE = torch.float16  # of int8 twins: ENDOR's models are float16
 
 
@@ -140,7 +140,7 @@ class LayerInMemory:
         self.dense = aligned_buffer(max(run.dense_bytes for run in runs))
         self.vectors = {run.shape[1]: torch.randn(run.shape[1]) for run in runs}
         products = [unpacked(weights[run.op], self.out(run)).matvec(self.vectors[run.shape[1]]) for run in runs]
-        self.reference = Reference("the weights made dense", [torch.cat(products)], SLACK)
+        self.reference = Reference("the weights made dense", [torch.cat(products)], TOLERANCE)
 
     def out(self, run: OpRun) -> Tensor:
         """Memory for the dense matrix of an operation; all share it."""

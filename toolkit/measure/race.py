@@ -45,7 +45,7 @@ RUNTIMES: dict[str, Callable[..., Contestant]] = {
 
 STORE = "store"
 TOKEN = torch.tensor([[7]])
-SLACK = 0.02  # of the largest logit: products with packed weights add in another order
+TOLERANCE = 0.02  # of the largest logit: products with packed weights add in another order
 PLACED = ["method", "policy", "mapping"]  # the labels of a way
 
 
@@ -111,7 +111,7 @@ def _texts(race: Race, model: nn.Module) -> list[Text]:
         inputs = [TOKEN] * (1 + race.tokens)
         with torch.no_grad():
             logits = [model(TOKEN, use_cache=False).logits[:, -1]] * len(inputs)
-        return [Text(inputs, Reference("the model in memory", logits, SLACK), cached=False)]
+        return [Text(inputs, Reference("the model in memory", logits, TOLERANCE), cached=False)]
     places, count = model.config.max_position_embeddings, race.prompt_tokens + race.tokens
     if count > places:
         raise UserError(f"a text of {count} tokens: expected no more than the model's {places} positions")
@@ -120,7 +120,7 @@ def _texts(race: Race, model: nn.Module) -> list[Text]:
         random = torch.Generator().manual_seed(batch)
         return torch.randint(model.config.vocab_size, (batch, race.prompt_tokens), generator=random)
 
-    return [greedy_text(model, prompt(batch), race.tokens, SLACK) for batch in sorted(race.batches)]
+    return [greedy_text(model, prompt(batch), race.tokens, TOLERANCE) for batch in sorted(race.batches)]
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from toolkit.storage.store import Store
 POLICY = "pipelined"
 TYPES = ("llama.cpp F16", "llama.cpp Q8_0", "llama.cpp Q4_0")  # those that any tensor's blocks fit, and no K type
 REPETITIONS = 3
-NEAR = 0.1  # of the largest logit: packed products add in another order, in fp32; 30 layers in bf16 differ by 0.03
+TOLERANCE = 0.1  # of the largest logit: packed products add in another order, in fp32; 30 layers in bf16 differ by 0.03
 
 
 def planned_rivals(
@@ -100,7 +100,7 @@ def token_rates(
     store, reasons = Store.open(folder), list[str]()
     with scratch_folder(make_folder(paths.cache_dir() / "side_by_side")) as scratch, ExitStack() as stack:
         tell(f"choosing {NOT_COUNTED + tokens} tokens with the dense weights")
-        text, dense = greedy_text(model, prompt, NOT_COUNTED + tokens, NEAR), store
+        text, dense = greedy_text(model, prompt, NOT_COUNTED + tokens, TOLERANCE), store
         if "dense" not in store.variants:
             tell("writing the dense weights")
             pack_model(model, scratch / "store", Linears(("dense",)), str(store.model.get("name")))

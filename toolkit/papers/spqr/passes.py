@@ -41,8 +41,9 @@ from toolkit.sparsity.changed import ChangedModel, load_changed
 
 DENSE, CSR, PTCSR = "dense", "spqr_packed", "spqr_ptcsr_packed"
 FORWARD = {DENSE: "dense_packed", CSR: CSR, PTCSR: PTCSR}  # all by the toolkit's kernels, in the same step
-SLACK = 0.1  # of the largest logit. The products add in another order, and dense weights are rounded to 16 bits: the
-# farthest logit of a token is off by 0.02, with some calibrations by 0.06; by 0.85 if the last matrix is wrong
+# of the largest logit. The products add in another order, and dense weights are rounded to 16 bits: the farthest logit
+# of a token is off by 0.02, with some calibrations by 0.06; by 0.85 if the last matrix is wrong
+TOLERANCE = 0.1
 PLAIN = "plain"
 TWINS = {  # each way of a twin, with the store that it reads and the form of its weights there
     "dense": (PLAIN, "dense"),
@@ -74,7 +75,7 @@ def forward_measurements(
     if not 0 <= dropped < tokens:
         raise UserError(f"tokens={tokens}, dropped={dropped}: expected more tokens than are dropped")
     quantised = load_changed(model, quantiser, calibration)
-    text = Text([TOKEN] * tokens, Reference("dense weights", near=SLACK))
+    text = Text([TOKEN] * tokens, Reference("dense weights", tolerance=TOLERANCE))
     ways, packs = [_way(name, "dram") for name in FORWARD.values()], _quantised_forms(quantised)
     with (
         scratch_folder(make_folder(paths.cache_dir())) as folder,

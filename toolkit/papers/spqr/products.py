@@ -37,7 +37,7 @@ CACHED_RUNS = 4  # that are not timed: from the second on, the caches hold the w
 PAUSE_S = 0.002  # OpenMP's threads spin for a while after their work
 CACHED_BYTES = {FEW: 64 << 10, MANY: 512 << 10}  # of words; a core's second cache holds them beside the vector
 OUTLIERS = 0.01
-SLACK = 0.02  # of the largest product: sums of another turn may be in another order
+TOLERANCE = 0.02  # of the largest product: sums of another turn may be in another order
 
 Run = Callable[[], object]
 
@@ -162,7 +162,7 @@ class TimedProduct(Contestant):
 
     def __init__(self, name: str, nbytes: int, run: Run, before: Sequence[Run] = ()):
         self.name, self.labels, self.nbytes = name, {"contestant": name}, nbytes
-        self.run, self.before, self.reference = run, before, Reference("before", near=SLACK)
+        self.run, self.before, self.reference = run, before, Reference("before", tolerance=TOLERANCE)
 
     def prepare(self) -> None:
         """Run what comes before."""
