@@ -35,6 +35,7 @@ from toolkit.errors import UserError
 from toolkit.formats import QUANTISED, Packed
 from toolkit.formats.scaled import Scaled
 from toolkit.formats.twins import random_spqr
+from toolkit.measure.contestant import Text
 from toolkit.measure.llama_cpp import LlamaCpp, missing
 from toolkit.models.twins import twin_model
 from toolkit.offload.model import OffloadedModel
@@ -176,7 +177,7 @@ def main() -> int:
             if name in WAYS:
                 place, method = WAYS[name]
                 ours[name] = stack.enter_context(OffloadedModel.open(options.folder / place, method, verify=False))
-        rivals = opened_rivals(stack, [name for name in names if name in RIVALS], options.folder)
+        rivals = opened_rivals(stack, [name for name in names if name in RIVALS], options.folder, options.tokens)
         rows, tokens = {name: [] for name in ours}, {}
         rival_ms = {name: [] for name in rivals}
         for each in ours.values():
@@ -211,13 +212,14 @@ def main() -> int:
     return _judged(table)
 
 
-def opened_rivals(stack: contextlib.ExitStack, names: list[str], folder: Path) -> Mapping[str, LlamaCpp]:
-    """llama.cpp with each type, after its first tokens. Nothing where it cannot run."""
+def opened_rivals(stack: contextlib.ExitStack, names: list[str], folder: Path, tokens: int) -> Mapping[str, LlamaCpp]:
+    """llama.cpp with each type and room for so many tokens, after its first ones. Nothing where it cannot run."""
     if names and (reason := missing()):
         print(f"llama.cpp takes no part: {reason}")
         return {}
     closing = contextlib.closing
-    found = {name: stack.enter_context(closing(LlamaCpp(name, None, folder, mapped=False))) for name in names}
+    text = Text([PROMPT, *[PROMPT[:, :1]] * tokens])
+    found = {name: stack.enter_context(closing(LlamaCpp(name, None, folder, text, mapped=False))) for name in names}
     for rival in found.values():
         rival.generated(PROMPT[0].tolist(), 2)
     return found
