@@ -5,7 +5,7 @@
     found.why       # one sentence
     found.commands  # they pack and run the first way
 
-Speeds are modelled from rates that are measured once (`toolkit.planner.rates`). Their ranges come from the last run of
+Speeds are modelled from rates that are measured once (`toolkit.planner.rates`). Their ranges come from
 the notebook `beyond/planner`, which measures how far off such predictions are. Quality is measured, of this model or of
 an embedded one that is named (`toolkit.planner.prices`).
 """
@@ -34,6 +34,7 @@ PROMPT_TOKENS = 64
 BUSY = 0.25  # share of disturbed turns from which rates are not to be trusted
 ENDS = (0.1, 0.9)  # quantiles of a range
 FEWEST = 4  # measurements that make a range
+RACED = "beyond/planner/table.csv"  # of results
 
 
 @dataclass(frozen=True)
@@ -135,12 +136,15 @@ def plan(
 def measured_ranges() -> dict[str, tuple[float, float]]:
     """By kind of way, the ratios measured / predicted between which four of five measurements lie.
 
-    They are those of the last run of `beyond/planner`; kinds with fewer than `FEWEST` measurements are left out.
+    They are those of the last run of `beyond/planner`, or without one those of kept results, which are of other
+    machines. Kinds with fewer than `FEWEST` measurements are left out.
     """
-    file = paths.results_dir() / "beyond" / "planner" / "table.csv"
-    if not file.is_file():
+    own, kept = paths.results_dir() / RACED, (paths.root() / "results" / "reference").glob(f"*/{RACED}")
+    files = [own] if own.is_file() else sorted(kept)
+    if not files:
         return {}
-    table = pd.read_csv(file, low_memory=False).query("part == 'race' and disturbed < 0.5")
+    races = [pd.read_csv(file, low_memory=False).query("part == 'race' and disturbed < 0.5") for file in files]
+    table = pd.concat(races)
     ratios = (table["tokens_per_s"] / table["predicted_per_s"]).groupby(table["kind"])
     return {kind: tuple(rows.quantile([*ENDS])) for kind, rows in ratios if len(rows) >= FEWEST}
 
@@ -226,6 +230,8 @@ def _advice(target: Target, table: pd.DataFrame, first: PlannedWay, machine: Mac
         least = dearer.loc[dearer["relative"].idxmin()]
         price = f"perplexity × {least['relative']:.2f}, measured with {least['quality_of']}"
         found.append(f"faster at a higher price: {least['way']}, {least['tokens_s']:.3g} tokens/s ({price})")
+    if target.loadable and best["quality_of"] != target.name:
+        found.append(f"the price was measured with {best['quality_of']}: --measure evaluates {target.name} itself")
     if machine.rates.disturbed >= BUSY:
         found.append("the machine was measured beside other work: plan again with --fresh when it is idle")
     if best["limit"] == "disk":
