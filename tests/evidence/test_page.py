@@ -10,7 +10,7 @@ import nbformat
 from tqdm import tqdm
 
 from toolkit.evidence.catalogue import Notebook, notebooks
-from toolkit.evidence.page import three_digits, write_page
+from toolkit.evidence.page import WIDGET, three_digits, write_page
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 ABOUT = Notebook("endor/fig04", "A <title>", "How many bytes?", notebooks()["endor/fig04"].path)
@@ -82,9 +82,12 @@ def test_a_page_is_self_contained(tmp_path):
 
 def test_the_main_figure_stands_once_and_objects_are_left_out(tmp_path):
     result = nbformat.v4.new_output("execute_result", data={"text/plain": "<matplotlib.legend.Legend at 0x7f97>"})
+    bar = nbformat.v4.new_output("display_data", data={WIDGET: {"model_id": "1"}, "text/plain": "0/272"})
     shown = nbformat.v4.new_output("display_data", data={"image/png": PIXEL, "text/plain": "<Figure size 1x1>"})
-    text = write(tmp_path, cells("code:draw()", outputs=[result, shown, stream("a number: 3")]))
+    text = write(tmp_path, cells("code:draw()", outputs=[result, bar, shown, stream("a number: 3")]))
     assert text.count(PIXEL) == 1
+    assert "0/272" not in text
+    assert text.count("<script") == 1  # a widget would bring its own
     assert "on top of this page" in body(text)
     assert "Legend" not in text
     assert "a number: 3" in text

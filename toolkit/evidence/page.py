@@ -27,6 +27,7 @@ SHARPER = 2  # pixels of a saved figure to one of the shown figure: `savefig.dpi
 ALIKE = 150  # of its pixels, by which the two may differ: a note may have been written above the saved one
 ABOVE = '<p class="small muted">The figure stands on top of this page.</p>'
 OBJECT = re.compile(r"<[\w.]+[^>]* at 0x[0-9a-f]+>|\bText\(-?[\d.]+, ")  # Python's words for an artist of matplotlib
+WIDGET = "application/vnd.jupyter.widget-view+json"  # needs a kernel, and scripts from elsewhere
 TEMPLATES = Path(__file__).with_name("templates")
 MATHS = re.compile(r"\$\$(?P<block>[^$]+)\$\$|(?<![\\$\w])\$(?P<inline>[^$\s](?:[^$\n]*[^$\s])?)\$(?![\w$])")
 IMAGE = re.compile(r'<img\s[^>]*src="data:image/png[^>]*>')
@@ -182,14 +183,15 @@ def _cells(book: dict, figure: str | None) -> str:
 
 
 def _to_read(outputs: list) -> list:
-    """A cell's outputs without progress bars on stderr, whose updates may be outputs of their own, and objects."""
+    """A cell's outputs without progress bars, as widgets or on stderr, where updates may be outputs, and objects."""
     for output in outputs:
         if output.get("name") == "stderr":
             output.text = BAR.sub("", output.text)
     return [
         output
         for output in outputs
-        if (output.get("name") != "stderr" or output.text.strip())
+        if WIDGET not in output.get("data", {})
+        and (output.get("name") != "stderr" or output.text.strip())
         and not (set(output.get("data", {})) == {"text/plain"} and OBJECT.search(output.data["text/plain"]))
     ]
 
