@@ -33,7 +33,7 @@ def missing() -> str | None:
     return None
 
 
-class MemoryGroup:
+class MemoryGroup(contextlib.AbstractContextManager):
     """A memory cgroup without processes and without a limit. It does not swap.
 
     Groups that processes left behind when they were killed are removed first. Raises `UserError` where none can be
@@ -69,10 +69,6 @@ class MemoryGroup:
         """Remove the group. Its processes must have ended."""
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(self.folder)
-
-    def __enter__(self) -> "MemoryGroup":
-        """The group."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Remove it."""

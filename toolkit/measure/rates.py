@@ -15,7 +15,6 @@ import pandas as pd
 from toolkit.costs.cost_model import with_rates
 from toolkit.costs.machine import GB, Curve, Profile
 from toolkit.costs.probe import probe
-from toolkit.errors import UserError
 from toolkit.measure.passes import measured_spans
 from toolkit.models.workload import Workload
 from toolkit.policies.methods import METHODS
@@ -45,11 +44,9 @@ def fit_line(nbytes: Sequence[float], seconds: Sequence[float]) -> Line:
 
     With absolute errors the noise of the largest sizes would decide the fixed time; with squared errors one slow spell
     would decide the line. The best line passes through two of the points, or through one and the origin, so all of
-    those are tried. Raises `UserError` unless there is a time for each size, and all are above zero.
+    those are tried.
     """
     size, time = np.asarray(nbytes, float), np.asarray(seconds, float)
-    if not len(size) or len(size) != len(time) or min(size.min(), time.min()) <= 0:
-        raise UserError(f"{len(size)} sizes and {len(time)} times to fit a line to: expected as many, all above zero")
     lines: list[tuple[float, float]] = [(0.0, t / s) for s, t in zip(size, time, strict=True)]
     for first, second in zip(*np.triu_indices(len(size), 1), strict=True):
         if size[first] != size[second]:
@@ -78,7 +75,6 @@ def this_machine(dtype: str = "float16", sparsity: float = 0.5, fresh: bool = Fa
     shapes = {name: part.shapes([RATES_OP])[RATES_OP] for name, part in parts.items()}
     ways = [(way, "storage") for way in all_ways(device="cpu")]
     spans = measured_spans(workload, shapes, ways, RATES_REPETITIONS, fresh=fresh)
-    spans = spans.assign(seconds=spans["end_s"] - spans["start_s"])
     read, machine = _read_line(spans), probe()
     links = replace(machine.links, storage_to_dram_gb_s=read.gb_s, storage_to_dram_fixed_s=read.fixed_s)
     curves = {"decode_curves": _curves(spans, "decode"), "matvec_curves": _curves(spans, "compute")}

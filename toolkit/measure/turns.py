@@ -153,7 +153,8 @@ def _turn(contestant: Contestant, tokens: int, skipped: int, is_open: bool, guar
         start_s += ended_s - begun_s
     table = pd.DataFrame(rows, columns=["token", *SPAN]).astype({"layer": "Int64"})
     sizes = {"stored_bytes": contestant.nbytes, "memory_bytes": contestant.memory, "mode": contestant.mode}
-    return _Turn(table.sort_values("start_s", kind="stable").assign(**sizes), load)
+    table = table.assign(seconds=table["end_s"] - table["start_s"], **sizes)
+    return _Turn(table.sort_values("start_s", kind="stable"), load)
 
 
 def timeline_of(spans: pd.DataFrame) -> Timeline:

@@ -280,7 +280,7 @@ def _of_neurons(hidden: int, ffn: int, layers: int) -> pd.DataFrame:
         stored = Store.open(ours.folder).layer(0, LAYOUT)
         spans = take_turns([ours], REPETITIONS, TOKENS, FILLING)
     neuron_bytes = stored.nbytes // next(iter(stored.ops.values())).shape[0]
-    spans = spans.assign(seconds=spans["end_s"] - spans["start_s"], reads=spans["stage"] == "read")
+    spans = spans.assign(reads=spans["stage"] == "read")
     spans = spans[spans["reads"] | (spans["stage"] == "manage") | spans["op"].isin(FFN_OPS)]
     passes = ["repetition", "token", "layer"]
     sums = spans.groupby([*passes, "reads"])[["seconds", "nbytes"]].sum().unstack("reads", fill_value=0)
@@ -299,7 +299,7 @@ def _turns(racing: list[PackedModel], model: nn.Module) -> pd.DataFrame:
 
 def _medians(spans: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """The median seconds of the spans, of which a token in DRAM has one, and the share of those disturbed."""
-    spans = spans.assign(seconds=spans["end_s"] - spans["start_s"]).groupby([*keys, "unit_bytes"], as_index=False)
+    spans = spans.groupby([*keys, "unit_bytes"], as_index=False)
     table = spans.agg(seconds=("seconds", "median"), disturbed=("disturbed", "mean"))
     return table.rename(columns={"unit_bytes": "nbytes"})
 

@@ -57,7 +57,7 @@ def measured_ways(spans: pd.DataFrame) -> pd.DataFrame:
 def predictor_seconds(spans: pd.DataFrame, turns: pd.DataFrame) -> pd.Series:
     """Seconds a token that predictors took, a part of `compute`, for each turn of a way."""
     turn, predictors = ["way", "repetition"], spans[spans["op"] == "predictor"]
-    seconds = (predictors["end_s"] - predictors["start_s"]).groupby([predictors[name] for name in turn]).sum()
+    seconds = predictors["seconds"].groupby([predictors[name] for name in turn]).sum()
     found = seconds / spans.groupby(turn)["tokens"].first()
     return found.reindex(pd.MultiIndex.from_frame(turns[turn])).fillna(0).set_axis(turns.index)
 

@@ -85,7 +85,7 @@ def forward_measurements(
     names = {name: method for method, name in FORWARD.items()}
     sizes = {"weights": sum(of.rows * of.columns for of in quantised.statistics), "linear_bytes": spans["layer_bytes"]}
     sizes["weight_bytes"] = spans["layer_bytes"] + quantised.model.get_output_embeddings().weight.nbytes
-    table = spans.assign(method=spans["method"].map(names), seconds=spans["end_s"] - spans["start_s"], **sizes)
+    table = spans.assign(method=spans["method"].map(names), **sizes)
     return table[["method", "repetition", "token", "seconds", *sizes, "disturbed", "measured_at"]]
 
 

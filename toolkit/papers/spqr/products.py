@@ -151,7 +151,7 @@ def _turns(twin: MatrixTwin, contestants: Sequence[str], repetitions: int) -> pd
         words_bytes, run = _cached(twin, x, nbytes)
         products.append(OnOneCore(name, words_bytes, run, [run] * CACHED_RUNS))
     spans = take_turns(products, repetitions, warm_up=1)
-    spans = spans.assign(seconds=spans["end_s"] - spans["start_s"], threads=torch.get_num_threads())
+    spans = spans.assign(threads=torch.get_num_threads())
     return spans[["contestant", "nbytes", "repetition", "seconds", "threads", "disturbed", "measured_at"]]
 
 
