@@ -24,6 +24,7 @@ def spans():
             parts += [("compute", "predictor" if predicted else "attention", 0.1), ("compute", "ffn", 0.2)]
             for stage, op, share in parts:
                 span = {"stage": stage, "op": op, "start_s": start_s, "end_s": start_s + share * whole}
+                span |= {"seconds": share * whole}
                 nbytes = round(2e9 * seconds) if stage == "read" else 0
                 rows.append({"way": way, "repetition": repetition, "nbytes": nbytes} | span)
                 start_s += share * whole
@@ -50,8 +51,9 @@ def test_medians_and_speedups_by_hand(spans):
 def test_no_value_lies_outside_its_range(spans):
     """Turns that differ most: the ratio of two medians lay outside the ratios of the turns."""
     slow = (spans["repetition"] == 2) == (spans["way"] == "naive")
-    spans.loc[slow, ["start_s", "end_s"]] *= 5
-    third = spans.assign(repetition=3, start_s=2 * spans["start_s"], end_s=2 * spans["end_s"])
+    times = ["start_s", "end_s", "seconds"]
+    spans.loc[slow, times] *= 5
+    third = spans.assign(repetition=3, **2 * spans[times])
     assert outside_ranges(reads.measured_ways(pd.concat([spans, third]))) == []
 
 
