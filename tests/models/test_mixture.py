@@ -14,6 +14,9 @@ from toolkit.models.experts import decoder_experts
 from toolkit.models.ffn import decoder_ffns
 from toolkit.models.mixture import ENTRY, SplitMixture, SplitParts, load, save, split
 from toolkit.models.skeleton import check_reopens, empty_model
+from toolkit.offload.logit_check import check_logits
+from toolkit.storage.experts import WholeExperts
+from toolkit.storage.packing import pack_model
 
 TOKENS = torch.arange(20).view(1, -1) % 64
 
@@ -58,6 +61,12 @@ def test_some_experts_are_the_dense_ffn_without_the_others_neurons():
     assert (experts.gate.form, experts.count, experts.neurons, experts.per_token) == ("ones", 4, 10, 2)
     torch.testing.assert_close(experts.module(x), torch.stack(expected), rtol=1e-4, atol=1e-4)
     assert experts.module.shared_expert.down_proj.weight.shape == (32, 8)
+
+
+def test_a_split_model_runs_with_its_experts_on_disk(tmp_path):
+    model = split_model()
+    pack_model(model, tmp_path / "packed", WholeExperts())
+    assert check_logits(tmp_path / "packed", model) < 1e-3
 
 
 def test_a_saved_split_model_opens_again(tmp_path, monkeypatch):

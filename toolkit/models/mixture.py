@@ -100,7 +100,7 @@ class SplitMixture(nn.Module):
 
     def __init__(self, hidden: int, act_fn: nn.Module, experts: int, neurons: int, shared: int, per_token: int):
         super().__init__()
-        self.gate = SplitRouter(experts, hidden, per_token)
+        self.gate, self.act_fn = SplitRouter(experts, hidden, per_token), act_fn
         linears = [
             (nn.Linear(hidden, 2 * neurons, bias=False), nn.Linear(neurons, hidden, bias=False)) for _ in range(experts)
         ]
@@ -110,9 +110,9 @@ class SplitMixture(nn.Module):
     def forward(self, x: Float[Tensor, "*places hidden"]) -> Float[Tensor, "*places hidden"]:
         """The output of the shared neurons, and of the experts that each token uses."""
         flat, shared = x.reshape(-1, x.shape[-1]), self.shared_expert
-        ids, act_fn = self.gate(flat), self.experts.inner.act_fn
+        ids = self.gate(flat)
         routed = self.experts(flat, ids, torch.ones_like(ids, dtype=x.dtype))
-        total = shared.down_proj(act_fn(shared.gate_proj(flat)) * shared.up_proj(flat)) + routed
+        total = shared.down_proj(self.act_fn(shared.gate_proj(flat)) * shared.up_proj(flat)) + routed
         return total.view(x.shape)
 
 
