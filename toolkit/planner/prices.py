@@ -170,7 +170,9 @@ def _of_variants(table: pd.DataFrame, parameters: dict) -> Iterator[dict]:
 
 
 def _of_zeros(table: pd.DataFrame, parameters: dict) -> Iterator[dict]:
-    """The prices in a table of `toolkit.studies.sparse_curve`."""
+    """The prices in a table of `toolkit.studies.sparse_curve`, of the first of its models."""
+    if "model" in table:  # kept tables of one model alone lack it
+        table = table[table["model"].eq(parameters["model"])]
     dense = table.loc[table["family"] == "dense", "perplexity"].item()
     text = (parameters["corpus"], parameters["sequence_length"], parameters["evaluation_windows"])
     rows = table.set_index(["family", "asked"])["perplexity"]
