@@ -48,6 +48,11 @@ def test_everything_is_saved_with_its_circumstances(run):
     assert meta["load"].keys() == {"others_cores", "stolen_cores", "load_average"}
 
 
+def test_a_card_of_losses_leaves_its_place_to_the_figure(run):
+    run.evidence(pd.DataFrame({"value": [1.0]}), "it works.", evidence="measured", card=("points", {"lost": -2.0}))
+    assert json.loads((run.folder / "meta.json").read_text())["card"] is None
+
+
 def test_evidence_compares_saves_and_says_what_was_seen(run, capsys):
     table = pd.DataFrame({"format": ["endor", "zstd"], "ratio": [0.5625, 0.6]})
     table = table.assign(source="opt-66b fc1", dtype="float16", sparsity=0.5)

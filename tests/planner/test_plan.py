@@ -106,12 +106,14 @@ def test_ranges_come_from_the_last_run_of_the_notebook(machine, tmp_path, monkey
     assert row["low"] == pytest.approx(0.83 * row["tokens_s"])
 
 
-def test_a_price_of_another_model_is_to_be_measured(machine):
+def test_a_price_of_another_model_is_to_be_measured(machine, tmp_path):
     mine = replace(open_target("smollm2-135m"), name="mine")
     found = plan(mine, 160_000_000, loss=0.2)  # where 16 bits are read from disk
     assert (named := found.table["quality_of"][0]) in MODELS
     assert f"the price was measured with {named}: --measure evaluates mine itself" in found.advice
     assert not any("--measure" in line for line in plan(LLAMA, 6 * GB).advice)  # a shape has no weights
+    (spaced := tmp_path / "my model").mkdir()
+    assert f"pack '{spaced}' " in plan(replace(mine, name=str(spaced)), 160_000_000, loss=0.2).commands[0]
 
 
 def test_the_command_prints_a_table_or_json(machine, capsys):

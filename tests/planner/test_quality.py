@@ -109,3 +109,13 @@ def test_measured_once_then_known(prices, monkeypatch):
     assert price_of(target, HALF) == price_of(target, HALF, measure=True) == found
     assert price_of(target, HALF, text="python-sources").model == ONE
     assert calls == [("sparsegpt", 0.5, 2)]
+
+
+def test_a_gguf_file_is_known_without_reading_it(tmp_path, monkeypatch):
+    file = tmp_path / "mine.gguf"
+    file.write_bytes(b"GGUF")
+    monkeypatch.setattr(treatments, "file_sha256", lambda file: pytest.fail("read"))
+    before = treatments._identity(str(file))
+    assert before == treatments._identity(str(file))
+    file.write_bytes(b"GGUF, another")
+    assert treatments._identity(str(file)) != before
