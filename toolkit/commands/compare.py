@@ -125,15 +125,15 @@ def _quantised(model: "nn.Module", kind: str) -> "nn.Module":
 
 
 def _show(table: "pd.DataFrame", reasons: list[str]) -> None:
-    from toolkit.measure.disturbance import MARKED, STAR
+    from toolkit.measure.disturbance import disturbed_rows, starred
 
-    shown = table.assign(way=table["way"] + table["disturbed"].ge(MARKED).map({True: STAR, False: ""}))
+    shown = table.assign(way=starred(table, "way"))
     ends = zip(table["tokens_per_s_low"], table["tokens_per_s_high"], strict=True)
     shown["range"] = [f"{low:.1f} to {high:.1f}" for low, high in ends]
     columns = {"tokens_per_s": "tokens/s", "read_mb": "MB read a token", "dram_mb": "MB in DRAM"}
     order = ["way", "tokens_per_s", "range", "read_mb", "dram_mb", "perplexity", "mode"]
     print(shown[order].rename(columns=columns).to_string(index=False, float_format="{:.1f}".format, na_rep="–"))
-    if table["disturbed"].ge(MARKED).any():
+    if disturbed_rows(table).any():
         print(DISTURBED)
     for reason in reasons:
         print(reason)

@@ -143,10 +143,10 @@ def _in_memory(name: str, corpus: str) -> tuple[float, "torch.Tensor"]:
 
 def _print_row(name: str, predicted: str, speed: "pd.Series", held: float, perplexity: float, before: float) -> bool:
     """Print a row; return whether other work disturbed it."""
-    from toolkit.measure.disturbance import MARKED, STAR
+    from toolkit.measure.disturbance import STAR, is_disturbed
 
     spread = f"{speed.tokens_per_s_low:.3g} to {speed.tokens_per_s_high:.3g}"
-    disturbed = bool(speed.disturbed >= MARKED)
+    disturbed = is_disturbed(speed)
     numbers = f"{speed.tokens_per_s:.3g}{STAR * disturbed}", spread, f"{speed.first_s:.2g}", f"{speed.read_mb:,.0f}"
     quality = f"{held / 1e6:,.0f}", f"{perplexity:.2f}", f"{perplexity / before:.2f}"
     print(ROW.format(name, predicted, *numbers, *quality), flush=True)
