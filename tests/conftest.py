@@ -4,15 +4,16 @@ import contextlib
 import errno
 import gc
 import os
+from importlib.util import find_spec
 
 import pytest
 import torch
 
 from tests import contracts
-from toolkit import hub, paths
+from toolkit import hub
 
 # not `formats` and `storage`: they check at run time, and compiled functions take no checker
-CHECKED = ("costs", "measure", "models", "offload", "policies", "quality", "quantization", "sparsity")
+CHECKED = ("absmax", "costs", "measure", "models", "offload", "policies", "quality", "quantization", "sparsity")
 
 # files that take more than 2 seconds of CPU time, the dearest first: `--fast` leaves them out, a whole run begins with
 # them, since a worker that begins a long one last leaves the other without work
@@ -34,7 +35,7 @@ gc.disable()  # until all tests are imported, which makes millions of objects th
 collection = contextlib.ExitStack()
 collection.enter_context(hub.lean("hqq"))  # which compiles when transformers imports it
 os.environ["TOOLKIT_PROGRESS"] = "0"  # bars have tests of their own
-assert all((paths.root() / "toolkit" / name).is_dir() for name in CHECKED)
+assert all(find_spec(f"toolkit.{name}") for name in CHECKED)
 contracts.check(f"toolkit.{name}" for name in CHECKED)
 
 

@@ -354,7 +354,7 @@ MUTANTS = [
         "inverse[i, i + 1 : group.stop], errors[i], alpha=1",
         "quantization/test_groups.py",
     ),
-    Mutant("toolkit/quantization/absmax.py", ".round_()", ".trunc_()", "quantization/test_absmax.py"),
+    Mutant("toolkit/absmax.py", ".round_()", ".trunc_()", "quantization/test_absmax.py"),
     Mutant(
         "toolkit/quantization/spqr.py",
         "(weights - outliers - 1, weights - outliers)",

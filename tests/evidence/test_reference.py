@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pandas as pd
 import pytest
@@ -8,7 +9,8 @@ from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.evidence import reference, tables
 from toolkit.evidence.comparison import COLUMNS
-from toolkit.evidence.reference import reference_dir, save
+from toolkit.evidence.headlines import headlines
+from toolkit.evidence.reference import copy_picture, keep_only, reference_dir, save
 
 NOTEBOOKS = ("endor/fig06", "flash/tab02", "spqr/fig4_1")
 META = {"git": "a" * 40, "git_dirty": False, "cpu": "a CPU, 2 cores", "gpu": None, "finished": "2026-01-02T03:04:05Z"}
@@ -77,11 +79,16 @@ def test_results_of_one_clean_commit_are_kept_with_their_scores(results):
     assert off["stages_largest"][tables.ALL] == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("file", sorted(reference_dir().glob("*/scores.csv")), ids=lambda file: file.parent.name)
-def test_kept_scores_follow_from_the_comparisons_alone(file):
-    """By an oracle that knows nothing but the files."""
-    for row in pd.read_csv(file).to_dict("records"):
-        known = naive_score.score(file.parent, row["paper"])
+@pytest.mark.parametrize("machine", ["xeon-emerald-rapids-2c", "."])
+def test_kept_scores_follow_from_the_comparisons_alone(machine, tmp_path):
+    """By an oracle that knows nothing but the files; `.` stands for those of all machines together."""
+    folder = reference_dir() / machine
+    if machine == ".":
+        shutil.copytree(folder, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.png", "table.csv"))
+        for kept in [one for one in tmp_path.iterdir() if one.is_dir()]:
+            shutil.copytree(kept, tmp_path / "all", dirs_exist_ok=True)
+    for row in pd.read_csv(folder / "scores.csv").to_dict("records"):
+        known = naive_score.score(tmp_path / "all" if machine == "." else folder, row["paper"])
         assert row["n"] == known["n"]
         assert f"{row['median_error']:.0%} and {row['largest_error']:.0%}" == known["off"]
         assert (row["null_n"] > 0) == ("null_off" in known)  # Hermes's figures of one machine have no null model
@@ -90,5 +97,69 @@ def test_kept_scores_follow_from_the_comparisons_alone(file):
 
 
 def test_kept_model_errors_are_those_of_the_kept_tables():
-    folder = reference_dir() / "epyc-zen4-2c"
+    folder = reference_dir() / "xeon-emerald-rapids-2c"
     pd.testing.assert_frame_equal(tables.model_errors(folder), pd.read_csv(folder / "model_error.csv"))
+
+
+CARD = {"caption": "ms, measured", "bars": {"dense": 20.0, "packed": 10.0}}
+TIMES = pd.DataFrame(
+    {
+        "stage": "total",
+        "way": ["dense", "packed"],
+        "seconds": [0.020, 0.010],
+        "seconds_low": [0.019, 0.009],
+        "seconds_high": [0.025, 0.012],
+        "speedup": [1.0, 2.0],
+    }
+)
+
+
+@pytest.fixture
+def kept(results):
+    """Two notebooks of a machine are kept; one has a card, a named cell and a range."""
+    results("endor/fig06", card=CARD, parameters={"repetitions": 5})
+    TIMES.to_csv(paths.results_dir() / "endor" / "fig06" / "table.csv", index=False)
+    folder = save("here")
+    tables.write_scores(folder)
+    return folder
+
+
+def test_headline_numbers_of_a_notebook_by_hand(kept):
+    names = {
+        "machine": "elsewhere",
+        "packed-speed": "endor/fig06 speedup way=packed .1f",
+        "not-here": "endor/fig06 x y=1",
+    }
+    found = headlines(kept, "endor/fig06", names, "quick").set_index("quantity")
+    assert found.index.tolist() == ["ms, measured: dense", "ms, measured: packed", "speedup way=packed"]
+    assert found.loc["ms, measured: packed", ["value", "low", "high"]].tolist() == pytest.approx([10, 9, 12])
+    assert found.loc["speedup way=packed", "value"] == 2
+    assert set(map(tuple, found[["machine", "notebook", "n", "preset", "date"]].to_numpy())) == {
+        ("here", "endor/fig06", 5, "quick", "2026-01-02")
+    }
+
+
+def test_what_is_not_kept_leaves_its_headline_numbers(kept):
+    with pytest.raises(UserError, match="endor/fig99: nothing is kept of it"):
+        keep_only("here", ["endor/fig99"])
+    for _ in range(2):  # again changes nothing
+        keep_only("here", ["flash/tab02"], "quick")
+        numbers = pd.read_csv(reference.reference_dir() / "headlines.csv").set_index(["notebook", "quantity"])["value"]
+        assert numbers["endor/fig06", "ms, measured: dense"] == 20
+        assert numbers["scores", "n, endor"] == 2
+        assert numbers["model_error", "stages_largest, all together"] > 0
+        assert [meta.parent.name for meta in kept.glob("*/*/meta.json")] == ["tab02"]
+        assert list(kept.glob("*.csv")) == []  # scores of all that was there
+    keep_only("here", [])
+    assert not list(kept.iterdir())
+
+
+def test_a_kept_picture_has_the_same_pixels_in_fewer_bytes(tmp_path):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    figure, axes = pyplot.subplots()
+    axes.plot([0, 1, 0])
+    figure.savefig(tmp_path / "large.png")
+    copy_picture(tmp_path / "large.png", tmp_path / "small.png")
+    one, other = (pyplot.imread(tmp_path / name)[..., :3] for name in ("large.png", "small.png"))
+    assert abs(one - other).max() < 0.05
+    assert (tmp_path / "small.png").stat().st_size < 0.7 * (tmp_path / "large.png").stat().st_size

@@ -65,7 +65,7 @@ def test_perplexity_and_accuracy_have_their_errors_and_name_their_text(save, tmp
 
 
 def test_what_is_kept_gives_one_number_a_row():
-    for name, table in combined_tables(reference_dir() / "epyc-zen4-2c").items():
+    for name, table in combined_tables(reference_dir() / "xeon-emerald-rapids-2c").items():
         labels = [column for column in COLUMNS if column != "value"]
         twice = table[table.duplicated(labels, keep=False) & table["evidence"].ne("published")]
         assert twice["notebook"].unique().tolist() == [], name

@@ -6,9 +6,21 @@ import pytest
 import torch
 
 from tests.families import write_tokenizer
+from toolkit import tensor_files
 from toolkit.errors import UserError
 from toolkit.models import load_model
-from toolkit.models.adapters import Adapters, LowRankDifference, fingerprint, merge, named_linears, save
+from toolkit.models.adapters import (
+    KIND,
+    Adapters,
+    LowRankDifference,
+    as_stored,
+    fingerprint,
+    in_int8,
+    load,
+    merge,
+    named_linears,
+    save,
+)
 from toolkit.models.cutting import cut_for_good
 from toolkit.sparsity import Magnitudes, thresholded, thresholds_of
 
@@ -17,10 +29,8 @@ def random_adapters(model, rank=2):
     lows = {}
     for name, linear in named_linears(model):
         rows, columns = linear.weight.shape
-        lows[name] = LowRankDifference(
-            torch.randn(rows, rank).bfloat16().float(), torch.randn(rank, columns).bfloat16().float()
-        )
-    return Adapters(lows, torch.tensor([0.1, 0.0, 0.3]))
+        lows[name] = LowRankDifference(torch.randn(rows, rank), torch.randn(rank, columns))
+    return Adapters(as_stored(lows), torch.tensor([0.1, 0.0, 0.3]))
 
 
 @pytest.fixture
@@ -45,6 +55,27 @@ def test_a_merged_model_adds_the_products_and_cuts(saved, tiny, tokens):
         assert torch.allclose(model(tokens[None, :16]).logits, expected(tokens[None, :16]).logits, atol=1e-4)
     assert torch.equal(thresholds_of(model), adapters.thresholds)
     assert thresholds_of(expected) is None
+
+
+def test_int8_by_hand():
+    """A scale for each vector of the longer side: its largest magnitude over 127."""
+    values, scales = in_int8(torch.tensor([[127.0, -63.4, 0.0], [2.54, 0.01, -1.27]]))
+    assert values.tolist() == [[127, -63, 0], [127, 0, -64]]  # 63.5 to the even one
+    torch.testing.assert_close(scales, torch.tensor([[1.0], [0.02]]))
+    values, scales = in_int8(torch.tensor([[254.0, 1.0], [2.0, -0.5], [0.0, 0.25]])[None])
+    assert (values.tolist(), scales.shape) == ([[[127, 127], [1, -64], [0, 32]]], (1, 1, 2))
+
+
+def test_a_file_holds_a_byte_a_number_and_gives_the_differences_back(saved):
+    model, adapters, file = saved
+    found = load(file, model)
+    for name, low in adapters.differences.items():
+        for one, other in zip(low, found.differences[name], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+    _, tensors = tensor_files.load(file, KIND)
+    assert {tensors[f"{name}.{side}"].dtype for name in adapters.differences for side in ("left", "right")} == {
+        torch.int8
+    }
 
 
 @torch.no_grad()

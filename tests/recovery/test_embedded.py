@@ -1,4 +1,4 @@
-"""The sparse models whose adapters lie under `data/models/`."""
+"""The models whose parts lie under `data/models/`."""
 
 import pytest
 import torch
@@ -8,12 +8,11 @@ from toolkit.errors import UserError
 from toolkit.models import load_model, upcycled
 from toolkit.models.adapters import merge
 from toolkit.models.experts import decoder_experts
-from toolkit.models.loading import SPARSE
 from toolkit.quality import load_tokens
 from toolkit.sparsity import thresholds_of
 from toolkit.sparsity.thresholds import run_decoder, watched
 
-MOST_BYTES = 25e6
+MOST_BYTES = 12e6
 
 
 def folder_of(name, *files):
@@ -25,9 +24,9 @@ def folder_of(name, *files):
     return folder
 
 
-@pytest.mark.parametrize("name", SPARSE)
 @torch.no_grad()
-def test_a_sparse_model_has_the_share_of_zeros_in_its_name(name):
+def test_a_sparse_model_has_the_share_of_zeros_in_its_name():
+    name = "smollm2-135m-sparse90"
     folder, (model, tokenizer) = folder_of(name, "adapters.safetensors"), load_model(name)
     counts = []
     tokens = load_tokens("wiki-slice", tokenizer, "evaluation")[:256]
@@ -39,7 +38,7 @@ def test_a_sparse_model_has_the_share_of_zeros_in_its_name(name):
         merge(model, folder / "adapters.safetensors")
 
 
-UPCYCLED, SPLIT = "smollm2-135m-moe-upcycled", "smollm2-135m-moe-split"
+UPCYCLED = "smollm2-135m-moe-upcycled"
 
 
 @torch.no_grad()
@@ -52,16 +51,3 @@ def test_the_upcycled_model_is_a_mixtral_with_other_perplexities():
     dense, _ = load_model("smollm2-135m")
     ours, theirs = (it(tokens[None], labels=tokens[None]).loss.item() for it in (model, dense))
     assert ours < theirs
-
-
-@torch.no_grad()
-def test_the_split_model_uses_8_of_14_experts():
-    folder_of(SPLIT, "split.safetensors", "quality.csv")
-    model, tokenizer = load_model(SPLIT)
-    found = decoder_experts(model)
-    assert {(it.gate.form, it.count, it.neurons, it.per_token) for it in found} == {("ones", 14, 96, 8)}
-    tokens = load_tokens("wiki-slice", tokenizer, "evaluation")[None, :256]
-    eight = model(tokens, labels=tokens).loss
-    for experts in found:
-        experts.module.gate.top_k = 4
-    assert eight < model(tokens, labels=tokens).loss

@@ -26,9 +26,9 @@ command goes on at the decoder block that it was at.
 says which share of outputs does not. A model that has thresholds of its own keeps them. --sparsity 0 leaves a ReLU's
 own zeros. --predictors says how a token's neurons are known before they are read.
 
-`--method experts` is for mixtures of experts, such as the toolkit's smollm2-135m-moe-split and
-smollm2-135m-moe-upcycled. --bits quantises the routed experts alone, by HQQ. With --mixed 0.25 a quarter of each
-layer's experts, those that the calibration text uses least, take 2 bits and the others --bits 4.
+`--method experts` is for mixtures of experts, such as the toolkit's smollm2-135m-moe-upcycled. --bits
+quantises the routed experts alone, by HQQ. With --mixed 0.25 a quarter of each layer's experts, those that the
+calibration text uses least, take 2 bits and the others --bits 4.
 """
 
 

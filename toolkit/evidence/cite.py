@@ -13,7 +13,7 @@ After `over`, the address of another row follows, by which the number is divided
 
 Long addresses have names in `data/cells.yaml`, and a comment may have the name instead: `<!--cell
 endor-packed-->`. That file also names the machine, and that of notebooks whose results are of another one;
-`epyc-zen5-2c:endor/tab_e2e` is a table of another one.
+`epyc-zen5-2c:endor/tab_e2e` is a table of another one, and `.:scores` and `.:headlines` are tables of all of them.
 """
 
 import re

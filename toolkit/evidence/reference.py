@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -13,10 +13,11 @@ import pandas as pd
 from toolkit import paths
 from toolkit.errors import UserError, run_command
 from toolkit.evidence.catalogue import notebooks
-from toolkit.evidence.cite import reference_dir, refresh_all
+from toolkit.evidence.cite import address, read_names, reference_dir, refresh_all
 from toolkit.evidence.comparison import compare, count_verdicts, score
-from toolkit.evidence.tables import read_results, write_scores
-from toolkit.files import make_folder, replacing_folder, write_csv, write_json
+from toolkit.evidence.headlines import headlines, machine_headlines
+from toolkit.evidence.tables import comparisons, read_results, score_table, write_scores
+from toolkit.files import make_folder, replacing, replacing_folder, write_csv, write_json
 
 KEPT = ("table.csv", "comparison.csv", "meta.json", "*.png")
 
@@ -39,8 +40,17 @@ def save(machine: str) -> Path:
         make_folder((folder / id).parent)
         with replacing_folder(folder / id) as made:
             for file in (file for pattern in KEPT for file in meta.parent.glob(pattern)):
-                shutil.copyfile(file, made / file.name)
+                (copy_picture if file.suffix == ".png" else shutil.copyfile)(file, made / file.name)
     return folder
+
+
+def copy_picture(file: Path, target: Path) -> None:
+    """Copy a picture with a palette of 256 colours, a third of the bytes. Drawn lines keep their colours."""
+    from PIL import Image
+
+    with Image.open(file) as picture:
+        palette = picture.convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    palette.save(target, optimize=True)
 
 
 def compare_again(machine: str) -> Path:
@@ -69,6 +79,38 @@ def compare_again(machine: str) -> Path:
     return folder
 
 
+def keep_only(machine: str, ids: Collection[str], preset: str | None = None) -> Path:
+    """Keep these notebooks alone of a machine; the others leave their headline numbers in `headlines.csv`.
+
+    So does the machine, whose scores no longer follow from what is kept. `preset` is the one of what goes. Raises
+    `UserError` for a notebook that is not kept.
+    """
+    folder, file = reference_dir() / machine, reference_dir() / "headlines.csv"
+    kept = [meta.parent.relative_to(folder).as_posix() for meta in sorted(folder.rglob("meta.json"))]
+    if absent := sorted(set(ids) - set(kept)):
+        raise UserError(f"{absent[0]}: nothing is kept of it in {folder}; expected one of {', '.join(kept)}")
+    names, out = read_names(), [id for id in kept if id not in ids]
+    rows = [machine_headlines(folder), *(headlines(folder, id, names, preset) for id in out)]
+    before = [pd.read_csv(file)] if file.is_file() else []
+    table = pd.concat([*before, *(found for found in rows if len(found))], ignore_index=True)
+    table = table.drop_duplicates(["machine", "notebook", "quantity"], keep="last")
+    with replacing(file) as temporary:
+        table.to_csv(temporary, index=False, float_format="%.7g")
+    for path in [*(folder / id for id in out), *(folder.glob("*") if not ids else ())]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for scores in folder.glob("*.csv"):
+        scores.unlink()
+    return folder
+
+
+def write_kept_scores(reference: Path) -> None:
+    """Write `scores.csv` of all kept results: of each notebook those of the machine that `data/cells.yaml` names."""
+    names = read_names()
+    found = [comparisons(reference / address(f"{id} -", names)[0], [id]) for id in notebooks()]
+    table = pd.concat([one for one in found if len(one)], ignore_index=True)
+    write_csv(reference / "scores.csv", score_table(table))
+
+
 def _check_one_commit(metas: Mapping[str, dict]) -> None:
     """Refuse results that one commit cannot make again."""
     commits = [meta["git"] for meta in metas.values()]
@@ -89,12 +131,19 @@ def main(arguments: list[str] | None = None) -> int:
     """Keep the last results, and write their scores and the numbers that pages cite."""
     parser = argparse.ArgumentParser(prog="python -m toolkit.evidence.reference", description=__doc__)
     parser.add_argument("machine", help="a short name for this machine, such as epyc-milan-2c")
+    only = "of what is kept, keep these notebooks alone; of all others their headline numbers"
+    parser.add_argument("--keep", metavar="ID", nargs="*", help=only)
+    parser.add_argument("--preset", help="with --keep: the preset that the others were run at")
     parser.add_argument("--again", action="store_true", help="compare what is kept with changed claims; copy nothing")
     options = parser.parse_args(arguments)
     keep = compare_again if options.again else save
 
     def run() -> None:
-        write_scores(keep(options.machine))
+        if options.keep is None:
+            write_scores(keep(options.machine))
+        else:
+            keep_only(options.machine, options.keep, options.preset)
+        write_kept_scores(reference_dir())
         refresh_all(reference_dir())
 
     return run_command(run)

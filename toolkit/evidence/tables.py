@@ -183,10 +183,10 @@ def read_results(folder: Path, name: str, ids: Iterable[str] | None = None) -> I
             yield id, pd.read_csv(file, low_memory=False)
 
 
-def comparisons(folder: Path) -> pd.DataFrame:
-    """Every notebook's comparison, with its paper."""
+def comparisons(folder: Path, ids: Iterable[str] | None = None) -> pd.DataFrame:
+    """Every notebook's comparison, or those of these notebooks, with their paper."""
     columns = [*COMPARED, "paper"]
-    found = [(table, id.split("/")[0]) for id, table in read_results(folder, "comparison") if len(table)]
+    found = [(table, id.split("/")[0]) for id, table in read_results(folder, "comparison", ids) if len(table)]
     tables = [table.assign(paper=paper).reindex(columns=columns) for table, paper in found]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
 

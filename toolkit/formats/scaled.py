@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from toolkit.absmax import absmax_int8, dequantise, row_scales
 from toolkit.errors import UserError
 from toolkit.formats import encode
 from toolkit.formats.dense import Dense
 from toolkit.formats.packed import Packed, carve
 from toolkit.kernels.dense import scale_rows
 from toolkit.kernels.engine.parallel import Product, Task
-from toolkit.quantization.absmax import absmax_int8, dequantise, row_scales
 
 SCALES = "row_scales"  # the scales' name in a store
 

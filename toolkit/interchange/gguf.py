@@ -18,7 +18,6 @@ from toolkit.errors import UserError, unknown
 from toolkit.files import check_space, replacing
 from toolkit.models.experts import Experts, block_experts
 from toolkit.models.gguf_header import LAYERS, GgufTensor, read_header
-from toolkit.models.mixture import ENTRY
 
 # types of a matrix, from the most bytes to the fewest, and what GGUF calls a file of them
 QUANTIZATIONS = {"F16": "F16", "Q8_0": "Q8_0", "Q4_0": "Q4_0", "Q4_K": "Q4_K_S", "Q3_K": "Q3_K_S"}
@@ -46,8 +45,8 @@ def write_gguf(model: nn.Module, file: Path, quantization: str = "F16", quantise
 
     if quantization not in QUANTIZATIONS:
         raise unknown("GGUF type", quantization, QUANTIZATIONS)
-    if model.config.model_type not in ("llama", "mixtral") or getattr(model.config, ENTRY, None) is not None:
-        raise UserError(f"a model of type {model.config.model_type!r}: expected 'llama' or 'mixtral', not split")
+    if model.config.model_type not in ("llama", "mixtral"):
+        raise UserError(f"a model of type {model.config.model_type!r}: expected 'llama' or 'mixtral'")
     kind = gguf.GGMLQuantizationType[quantization]
     if quantise is None and quantization.endswith("_K"):
         raise UserError(f"type {quantization}: the package gguf cannot quantise to it; choose Q4_0, or give `quantise`")

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Int8
 from torch import Tensor, nn
 
 from toolkit import tensor_files
+from toolkit.absmax import absmax_int8, row_scales
 from toolkit.errors import UserError
 from toolkit.models.activation import replace_for_good
 from toolkit.models.blocks import decoder_blocks, decoder_linears
@@ -28,6 +29,7 @@ FILE = "adapters.safetensors"  # in the folder of a sparse model
 KIND = "adapters of a sparse model"
 BASE = "base_sha256"
 THRESHOLDS, ACTIVATION = "thresholds", "activation"
+SCALES = ".scales"  # after a tensor's name: the name of its scales in a file
 
 
 class LowRankDifference(NamedTuple):
@@ -68,25 +70,47 @@ def fingerprint(model: nn.Module) -> str:
 def save_parts(
     path: str | os.PathLike, kind: str, base: nn.Module, tensors: Mapping[str, Tensor], about: Mapping[str, str]
 ) -> None:
-    """Replace a file by the parts that turn a dense model into another one. Raises `UserError` for disk trouble."""
-    tensor_files.save(path, kind, {**about, BASE: fingerprint(base)}, tensors)
+    """Replace a file by the parts that turn a dense model into another one, matrices as `in_int8` gives them.
+
+    Raises `UserError` for disk trouble.
+    """
+    stored = {}
+    for name, tensor in tensors.items():
+        stored |= dict(zip((name, name + SCALES), in_int8(tensor), strict=True)) if tensor.ndim > 1 else {name: tensor}
+    tensor_files.save(path, kind, {**about, BASE: fingerprint(base)}, stored)
 
 
 def load_parts(path: str | os.PathLike, kind: str, base: nn.Module) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The description and the tensors of such a file, those of bf16 as float32.
+    """The description and the tensors of such a file, as float32.
 
     Raises `UserError` for a file that is damaged, of another kind or for another dense model.
     """
     about, tensors = tensor_files.load(path, kind)
     if about.get(BASE) != fingerprint(base):
         raise UserError(f"{path}: made for another model ({line(about.get('model'))}); load that one, or make it anew")
-    return about, {name: it.float() if it.dtype == torch.bfloat16 else it for name, it in tensors.items()}
+    scales = {name.removesuffix(SCALES): tensors.pop(name) for name in list(tensors) if name.endswith(SCALES)}
+    with tensor_files.consistent(path, kind):
+        return about, {name: it.float() * scales.get(name, 1) for name, it in tensors.items()}
+
+
+def in_int8(matrices: Float[Tensor, "*stack rows columns"]) -> tuple[Int8[Tensor, "*stack rows columns"], Tensor]:
+    """Matrices as int8 and float32 scales, whose product they are: one scale for each vector of the longer side.
+
+    So each of the `rank` vectors of a `LowRankDifference` has a scale. Scales have a length of 1 on the longer side.
+    Raises `UserError` for numbers that are not finite.
+    """
+    longer = -1 if matrices.shape[-1] >= matrices.shape[-2] else -2
+    vectors = matrices.float().movedim(longer, -1)
+    rows = vectors.flatten(0, -2)
+    scales = row_scales(rows)
+    values = absmax_int8(rows, scales).view(vectors.shape)
+    return values.movedim(-1, longer), scales.view(vectors.shape[:-1]).unsqueeze(longer)
 
 
 def save(path: str | os.PathLike, base: nn.Module, adapters: Adapters, about: Mapping[str, str]) -> None:
-    """Replace a file by adapters for a dense model, the differences as bf16. Raises `UserError` for disk trouble."""
+    """Replace a file by adapters for a dense model, as `save_parts` does."""
     described = {**about, ACTIVATION: adapters.activation} if adapters.activation else about
-    tensors = {THRESHOLDS: adapters.thresholds.float(), **stored(adapters.differences)}
+    tensors = {THRESHOLDS: adapters.thresholds.float(), **sides(adapters.differences)}
     save_parts(path, KIND, base, tensors, described)
 
 
@@ -124,9 +148,15 @@ def sides(differences: Mapping[str, LowRankDifference]) -> dict[str, Tensor]:
     return {f"{name}.{side}": it for name, low in differences.items() for side, it in low._asdict().items()}
 
 
-def stored(differences: Mapping[str, LowRankDifference]) -> dict[str, Tensor]:
-    """Differences as the tensors of a file, in bf16."""
-    return {name: it.bfloat16() for name, it in sides(differences).items()}
+def rounded(matrices: Float[Tensor, "*stack rows columns"]) -> Float32[Tensor, "*stack rows columns"]:
+    """Matrices as a file gives them back."""
+    values, scales = in_int8(matrices)
+    return values.float() * scales
+
+
+def as_stored(differences: Mapping[str, LowRankDifference]) -> dict[str, LowRankDifference]:
+    """Differences as a file gives them back."""
+    return {name: LowRankDifference(*map(rounded, low)) for name, low in differences.items()}
 
 
 def differences_in(tensors: Mapping[str, Tensor]) -> dict[str, LowRankDifference]:

@@ -16,7 +16,7 @@ from toolkit import downloads, hub, paths, sources
 from toolkit.cache import cached, kept
 from toolkit.errors import UserError
 from toolkit.files import check_memory, check_space, file_sha256, path_of
-from toolkit.models import adapters, mixture, upcycled
+from toolkit.models import adapters, upcycled
 from toolkit.models.blocks import cast_parameters
 from toolkit.models.cutting import cut_for_good
 from toolkit.models.plain import plain
@@ -55,22 +55,22 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     rounded to bfloat16, and the copy is kept under the cache by the SHA-256 of the file. `dtype` rounds it. The
     embedded models are such files; those under `data/models/` are made of `smollm2-135m` and the files there.
 
-    A model whose config has `activation_thresholds` cuts its neurons (`toolkit.models.cutting`); one whose config has
-    `split_mixture` has its FFNs split into experts (`toolkit.models.mixture`).
+    A model whose config has `activation_thresholds` cuts its neurons (`toolkit.models.cutting`).
 
     Code in a model's folder is never run, and pickled weights are never read. Raises `UserError` if the name is
     unknown, the hub does not give the model, the model needs code or pickled weights, its files lack a tensor or have
     one too many, or it is no decoder.
     """
     place, options = _place(name)
-    parts, config = parts_of(name), _decoder_config(name, place, options)
+    parts = parts_of(name)
+    _decoder_config(name, place, options)
     first = torch.float32 if parts else dtype  # the sums of weights and differences are rounded once
     with _loading(name, options):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         settings = {"dtype": first, "use_safetensors": True, "output_loading_info": True}
         # transformers also looks for an adapter; without these options it waits half a minute for a hub that is away
-        model, report = (mixture.class_of(config) or AutoModelForCausalLM).from_pretrained(
+        model, report = AutoModelForCausalLM.from_pretrained(
             place, adapter_kwargs=dict(options), **settings, **hub.NO_CODE, **options
         )
         tokenizer = AutoTokenizer.from_pretrained(place, **hub.NO_CODE, **options)
@@ -188,16 +188,14 @@ def parts_of(name: str) -> Path | None:
     if folder is None:
         return None
     place = paths.root() / "data" / "models" / folder
-    kinds = (adapters.FILE, mixture.FILE, upcycled.FILE)
-    return next(file for kind in kinds if (file := place / kind).exists())
+    return next(file for kind in (adapters.FILE, upcycled.FILE) if (file := place / kind).exists())
 
 
 def _made(model: nn.Module, file: Path, dtype: torch.dtype) -> nn.Module:
     """The model that a file makes of a dense one."""
     if file.name == upcycled.FILE:
         return upcycled.mixtral_from(model, file, dtype)
-    merge = mixture.split_from if file.name == mixture.FILE else adapters.merge
-    merge(model, file)
+    adapters.merge(model, file)
     return model
 
 
@@ -274,12 +272,7 @@ def _dequantise(name: str, file: Callable[[], Path], folder: Path) -> None:
         tokenizer.save_pretrained(folder)
 
 
-# made by toolkit.recovery
-SPARSE = (
-    *(f"smollm2-135m-sparse{zeros}" for zeros in (80, 85, 90)),
-    "smollm2-135m-relu-sparse80",
-)
-MIXTURES = ("smollm2-135m-moe-split", "smollm2-135m-moe-upcycled")
 WEIGHTS = {"smollm2-135m": 134_515_008, "gemma3-270m": 268_098_176, "qwen2.5-coder-1.5b": 1_777_088_000}
+PARTS = ("smollm2-135m-sparse90", "smollm2-135m-moe-upcycled")  # made by toolkit.recovery
 MODELS = {name: Model(name, weights) for name, weights in WEIGHTS.items()}
-MODELS |= {name: Model("smollm2-135m", WEIGHTS["smollm2-135m"], name) for name in (*SPARSE, *MIXTURES)}
+MODELS |= {name: Model("smollm2-135m", WEIGHTS["smollm2-135m"], name) for name in PARTS}

@@ -19,7 +19,6 @@ from torch import nn
 from toolkit import hub
 from toolkit.errors import UserError
 from toolkit.files import check_memory
-from toolkit.models import mixture
 from toolkit.models.plain import plain
 from toolkit.records import line, load_json
 
@@ -124,10 +123,8 @@ def _made(config, kind: type | None) -> nn.Module:
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    kind = kind or mixture.class_of(config)
     with no_init_weights():
         model = kind(config) if kind else AutoModelForCausalLM.from_config(config, **hub.NO_CODE)
-    mixture.form_mixtures(model)
     model.tie_weights()  # initialising would have tied them
     return model
 

@@ -34,9 +34,8 @@ TAKEN_OVER = (  # entries of a Llama's config that a Mixtral's has too
 def save(
     path: str | os.PathLike, base: nn.Module, parts: Mapping[str, Tensor], per_token: int, about: Mapping[str, str]
 ) -> None:
-    """Replace a file by the parts for a dense model, as bf16. Raises `UserError` for disk trouble."""
-    tensors = {name: it.bfloat16() for name, it in parts.items()}
-    save_parts(path, KIND, base, tensors, {**about, PER_TOKEN: str(per_token)})
+    """Replace a file by the parts for a dense model, as `save_parts` does."""
+    save_parts(path, KIND, base, parts, {**about, PER_TOKEN: str(per_token)})
 
 
 def mixtral_from(base: nn.Module, path: str | os.PathLike, dtype: torch.dtype) -> nn.Module:

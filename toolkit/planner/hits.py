@@ -36,7 +36,7 @@ READS = ("data/quality/windows.csv",)
 FEW_EXPERTS = 16  # mixtures up to this size route as the small one does, larger ones as those of the traces
 SMALL = "smollm2-135m-moe-upcycled"
 STEP = 8  # of the traces' layers
-DENSE, RECOVERED = "smollm2-135m", tuple(f"smollm2-135m-sparse{zeros}" for zeros in (80, 85, 90))
+DENSE, RECOVERED = "smollm2-135m", "smollm2-135m-sparse90"
 MEMORY = (0.12, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)  # shares of the neurons that fit
 DIGITS = "%.4g"
 
@@ -125,7 +125,7 @@ def window_table(found: Trace, memory: Sequence[float]) -> pd.DataFrame:
 def write_windows() -> Path:
     """Count again, with the embedded models, which takes some minutes."""
     tables = []
-    for setting in [*(ThresholdedModel(DENSE, zeros=zeros) for zeros in ZEROS), *map(ThresholdedModel, RECOVERED)]:
+    for setting in [*(ThresholdedModel(DENSE, zeros=zeros) for zeros in ZEROS), ThresholdedModel(RECOVERED)]:
         rows = window_table(trace(setting, 1), MEMORY)
         own = open_target(setting.model).zeros
         tables.append(rows.assign(model=setting.model, zeros=setting.zeros if own is None else own))

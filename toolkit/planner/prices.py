@@ -50,6 +50,7 @@ UNDER_A_LIMIT = {  # names of `beyond/real_model`: treatments
     "neurons, 80 %": "few_bits 0.8",
     "llama.cpp Q8_0": "gguf Q8_0",
 }
+FORMER = {"smollm2-135m-moe-split": "smollm2-135m"}  # models of kept tables that are gone, and one of their size
 SAME_BITS = 0.1  # share by which the bits of a measurement may differ from those of the way
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ def _in_kept_results(target: Target, way: PlannedWay) -> Quality:
     if prices.empty:
         return Quality(nan, nan, nan, "")
     weights = sum(target.shape.parameters.values())
-    by_distance = {name: abs(log2(MODELS[name].weights / weights)) for name in prices["model"]}
+    by_distance = {name: abs(log2(MODELS[FORMER.get(name, name)].weights / weights)) for name in prices["model"]}
     model = target.name if target.name in by_distance else min(by_distance, key=by_distance.__getitem__)
     texts = prices[prices["model"] == model].groupby(["source", "corpus", "sequence_length", "windows"])
     rows = max((rows for _, rows in texts), key=_weight)

@@ -99,18 +99,11 @@ def _registered(name: str) -> Target:
 
 def _mixture(dense: ModelShape, file: Path) -> ModelShape:
     """The mixture that a file makes of a dense model."""
-    from toolkit.models import mixture, upcycled
+    from toolkit.models import upcycled
 
-    if file.name == upcycled.FILE:
-        about, tensors = tensor_files.load(file, upcycled.KIND)
-        experts, ffn, shared = tensors["router"].shape[1], dense.ffn, 0
-    else:
-        about, tensors = tensor_files.load(file, mixture.KIND)
-        experts, neurons = tensors[mixture.ROUTER].shape[1], int(about["shared"])
-        ffn = (dense.ffn - neurons) // experts
-        shared = neurons // ffn
-    per_token = int(about[upcycled.PER_TOKEN])
-    return replace(dense, ffn=ffn, experts=experts, experts_per_token=per_token, shared_experts=shared)
+    about, tensors = tensor_files.load(file, upcycled.KIND)
+    experts, per_token = tensors["router"].shape[1], int(about[upcycled.PER_TOKEN])
+    return replace(dense, experts=experts, experts_per_token=per_token)
 
 
 def _gguf(text: str, file: Path) -> Target:

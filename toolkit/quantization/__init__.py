@@ -1,5 +1,5 @@
-"""Fewer bits per weight: int8 with one scale per row (`absmax`), and `smoothquant`, which prepares a model for it."""
+"""Fewer bits per weight: `smoothquant` prepares a model for int8 with one scale per row (`toolkit.absmax`)."""
 
-from toolkit.quantization.absmax import absmax_int8, dequantise, row_scales
+from toolkit.absmax import absmax_int8, dequantise, row_scales
 
 __all__ = ["absmax_int8", "dequantise", "row_scales"]

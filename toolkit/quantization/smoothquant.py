@@ -18,12 +18,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from toolkit.absmax import absmax_int8, dequantise, row_scales
 from toolkit.cache import kept_folder
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.cutting import attached
 from toolkit.progress import progress
-from toolkit.quantization.absmax import absmax_int8, dequantise, row_scales
 from toolkit.sparsity.calibration import DEFAULT, Calibration, checked_windows, run_decoder
 from toolkit.sparsity.changed import load_pruned, weights_sha256
 

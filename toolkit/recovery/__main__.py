@@ -1,4 +1,4 @@
-"""Make sparse versions or mixtures of experts: `python -m toolkit.recovery smollm2-135m --out data/models`."""
+"""Make sparse versions of a model, or a mixture of it: `python -m toolkit.recovery smollm2-135m --out data/models`."""
 
 import argparse
 import importlib
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from toolkit.errors import UserError, run_command
 
-FORMS = ("sparse", "split", "upcycled")
+FORMS = ("sparse", "upcycled")
 POSITIVE = (
     *("steps", "later_steps", "batch", "sequence_length", "learning_rate", "rank", "down_rank"),
     "evaluation_windows",
@@ -38,7 +38,6 @@ def make(options: argparse.Namespace) -> None:
 
 def _recipe(options: argparse.Namespace):
     from toolkit.recovery.sparse import Recipe
-    from toolkit.recovery.split import Splitting
     from toolkit.recovery.training import Training
     from toolkit.recovery.upcycling import Upcycling
 
@@ -47,8 +46,6 @@ def _recipe(options: argparse.Namespace):
     training = Training(**chosen("steps", "batch", "sequence_length", "learning_rate", "seed"), **pace)
     if options.form == "upcycled":
         return Upcycling(**chosen("model", "rank"), training=training)
-    if options.form == "split":
-        return Splitting(**chosen("model", "rank", "down_rank", "corpus"), training=training)
     more = chosen("model", "rank", "down_rank", "corpus", "activation", "start")
     later = options.later_steps or options.steps
     return Recipe(**more, zeros=tuple(options.zeros), training=training, later_steps=later)
@@ -74,7 +71,7 @@ def _check(options: argparse.Namespace, names: list[str]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m toolkit.recovery", description=__doc__)
     parser.add_argument("model", help="smollm2-135m, a folder in Hugging Face's layout, or an id on the hub")
-    form = "adapters for thresholds, an FFN split into experts, or a Mixtral upcycled from the model (default: sparse)"
+    form = "adapters for thresholds, or a Mixtral upcycled from the model (default: sparse)"
     parser.add_argument("--form", choices=FORMS, default="sparse", help=form)
     parser.add_argument("--out", type=Path, required=True, help="where a folder for each share of zeros is made")
     corpus = "whose text to train on and to evaluate on (default: wiki-slice; wikitext-2 and c4 need a hub)"

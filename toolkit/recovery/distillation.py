@@ -56,7 +56,6 @@ def distil(
     start: Mapping[str, LowRankDifference],
     training: Training,
     state: Path,
-    parameters: Mapping[str, Tensor] = MappingProxyType({}),
     running: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[dict[str, LowRankDifference], list[dict[str, float]]]:
     """Train low-rank differences of a dense model, which stays as it was; also the loss (nats a token) of each step.
@@ -66,7 +65,6 @@ def distil(
         student: with the differences that are trained, a context that makes the student of the model.
         start: differences to start from, of every linear that is trained.
         state, running: as `train` takes them.
-        parameters: more tensors to train, by name.
 
     Raises `UserError` for tokens that do not fit the model, and as `train` does.
     """
@@ -85,7 +83,7 @@ def distil(
         return total
 
     windows = partial(training.windows, tokens)
-    curve = train("distilling", training, sides(lows) | dict(parameters), gradients, windows, state, running)
+    curve = train("distilling", training, sides(lows), gradients, windows, state, running)
     return {name: LowRankDifference(*(it.detach().cpu() for it in low)) for name, low in lows.items()}, curve
 
 

@@ -23,7 +23,7 @@ from toolkit import tensor_files
 from toolkit.errors import UserError
 from toolkit.files import file_sha256, read_json, write_json
 from toolkit.models.activation import activation
-from toolkit.models.adapters import FILE, KIND, Adapters, LowRankDifference, load, save
+from toolkit.models.adapters import FILE, KIND, Adapters, as_stored, load, save
 from toolkit.models.ffn import decoder_ffns
 from toolkit.quality import perplexity
 from toolkit.recovery import card
@@ -117,8 +117,7 @@ def recover(recipe: Recipe, model: nn.Module, tokens: Int64[Tensor, " n"]) -> It
     for number, (name, layers) in enumerate(zip(recipe.names(), read_json(kept)["shares"], strict=True)):
         start, training = refitted(model, adapters, windows, layers), recipe.training_of(number)
         learnt, curve = distil_sparse(model, tokens, layers, start, training, folder / f"{name}.safetensors")
-        lows = {name: LowRankDifference(*(it.bfloat16() for it in low)) for name, low in learnt.differences.items()}
-        adapters = refitted(model, replace(learnt, differences=lows), windows, layers)
+        adapters = refitted(model, replace(learnt, differences=as_stored(learnt.differences)), windows, layers)
         yield SparseVersion(adapters, refitted(model, replace(adapters, differences={}), windows, layers), curve)
 
 

@@ -18,13 +18,15 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
+from toolkit.models.adapters import rounded
+from toolkit.models.cutting import attached
 from toolkit.models.experts import mixtures_by_layer, seen_routing
 from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.models.upcycled import FILE, as_mixtral, check_llama, save
 from toolkit.quality import perplexity
 from toolkit.recovery import card
-from toolkit.recovery.split import ffn_inputs
 from toolkit.recovery.training import Training, place, train
+from toolkit.sparsity.thresholds import run_decoder
 
 LOGITS_AT_ONCE = 128  # positions whose likelihoods are computed at a time
 ROUNDS = 10  # of k-means
@@ -122,7 +124,7 @@ def fresh(
 def upcycle(
     recipe: Upcycling, model: nn.Module, texts: Sequence[Int64[Tensor, " n"]]
 ) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
-    """Train the parts of a mixture on texts, one for each corpus, and round them to bf16; and the curve of losses.
+    """Train the parts of a mixture on texts, one for each corpus, and round them as a file does; and the losses.
 
     The state is kept on the way; the same call goes on with it. Raises `UserError` for a model that is no Llama, a text
     that does not fill a sequence, and as `train` does.
@@ -148,7 +150,7 @@ def upcycle(
     windows = lambda step: torch.cat([training.windows(text, step) for text in texts])  # noqa: E731
     state = place(recipe, model, texts) / "upcycled.safetensors"
     curve = train("upcycling", training, parts, gradients, windows, state)
-    return {name: it.detach().bfloat16().float() for name, it in parts.items()}, curve
+    return {name: rounded(it.detach()) for name, it in parts.items()}, curve
 
 
 def starting_routers(model: nn.Module, recipe: Upcycling, texts: Sequence[Int64[Tensor, " n"]]) -> list[Tensor]:
@@ -159,6 +161,20 @@ def starting_routers(model: nn.Module, recipe: Upcycling, texts: Sequence[Int64[
     windows = [recipe.training.windows(text, step)[0] for text in texts for step in range(CENTRES_ON)]
     generator = torch.Generator().manual_seed(recipe.training.seed)
     return [_centres(x.float(), recipe.experts, generator) for x in ffn_inputs(model, torch.stack(windows))]
+
+
+@torch.no_grad()
+def ffn_inputs(model: nn.Module, windows: Int64[Tensor, "windows tokens"]) -> list[Float[Tensor, "tokens hidden"]]:
+    """The inputs of each layer's FFN on the windows of a text, in the model's dtype."""
+    inputs: list[list[Tensor]] = [[] for _ in decoder_ffns(model)]
+    hooks = (
+        ffn.up.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0].flatten(0, -2)))
+        for ffn, seen in zip(decoder_ffns(model), inputs, strict=True)
+    )
+    with attached(hooks):
+        for window in windows:
+            run_decoder(model, window)
+    return [torch.cat(seen) for seen in inputs]
 
 
 def _centres(

@@ -1,6 +1,6 @@
 """Run a model over text and record which neurons are active, or which experts its routers choose.
 
-trace = record_routing(model, "smollm2-135m-moe-split", tokens, "wiki-slice", windows=2, sequence_length=256)
+trace = record_routing(model, "smollm2-135m-moe-upcycled", tokens, "wiki-slice", windows=2, sequence_length=256)
 overlap(trace, distances=[1, 8])   # of `toolkit.sparsity.statistics`: for experts as for neurons
 """
 

@@ -29,7 +29,7 @@ POLICIES = tuple(name for name in RESIDENCIES if name not in ("window", "least_s
 class RoutedModel:
     """A model with experts, the text that it is run over, and the share of an expert's neurons that is left out."""
 
-    model: str = "smollm2-135m-moe-split"
+    model: str = "smollm2-135m-moe-upcycled"
     corpus: str = "wiki-slice"
     windows: int = 1
     """Windows of calibration text, and of evaluation text."""
