@@ -14,18 +14,22 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from toolkit.kernels.single_token import bits
 
 ROOM = 256  # positions: so often is the cache copied, and so much memory waits
+OF_ROOM = {"room", "first", "written", "stored", "left"}  # attributes of a layer
 
 
 class GrowingLayer(DynamicLayer):
     """The keys and values of one layer, for one sequence. Both have the same shape and type.
 
-    The next `append` notices if transformers has replaced, lengthened or shortened `keys` and `values`.
+    The next `append` notices if somebody has replaced, lengthened, shortened or moved `keys` and `values`. A copy of
+    the layer (also a pickled one) has a room of its own. A position of the room is written once: whoever holds views
+    of earlier keys and values finds them as they were, also after the layer was cut, as tensors of transformers are.
     """
 
     room: Tensor | None = None  # [2, 1, key heads, positions, size]: keys, then values
     first: int = 0  # where the positions that `keys` and `values` hold begin in the room
-    stored: tuple[np.ndarray, np.ndarray] | None = None  # the bits of both, as `attend` takes them
-    left: tuple[Tensor, Tensor] | None = None  # `keys` and `values` as the last `append` left them
+    written: int = 0  # where those begin that were never written
+    stored: tuple[np.ndarray, np.ndarray] | None = None  # the bits of both halves of the room, as `attend` takes them
+    left: tuple[Tensor, Tensor, int, int] | None = None  # `keys`, `values` and their addresses after the last `append`
 
     @classmethod
     def of(cls, layer: DynamicLayer) -> Self:
@@ -34,29 +38,46 @@ class GrowingLayer(DynamicLayer):
         made.__dict__.update(layer.__dict__)
         return made
 
+    def __getstate__(self) -> dict[str, object]:
+        """All but the room: `copy` and `pickle` would make separate arrays of its tensors and of their bits."""
+        return {name: value for name, value in self.__dict__.items() if name not in OF_ROOM}
+
     def append(self, pair: Tensor) -> tuple[int, int]:
         """Write the key and the value of one more position, [2, key heads, size].
 
         Returns where the positions that it attends to begin and end in the room.
         """
         length = self.keys.shape[-2]
-        if self.room is None or self.first + length == self.room.shape[-2] or not self._in_room():
+        if not self._continues(length):
             self.room, self.first = _with_room(self.keys, self.values, length), 0
             self.stored = tuple(bits(each[0]) for each in self.room)
         start, end = self.first, self.first + length + 1
         self.room[:, 0, :, end - 1] = pair
-        self.first = self._kept_from(start, end)
-        self.left = self.keys, self.values = self.room[:, :, :, self.first : end].unbind(0)
+        self.first, self.written = self._kept_from(start, end), end
+        self.keys, self.values = self.room[:, :, :, self.first : end].unbind(0)
+        self.left = self.keys, self.values, self.keys.data_ptr(), self.values.data_ptr()
         return start, end
 
     def _kept_from(self, start: int, end: int) -> int:
         """The first position that the next token attends to."""
         return start
 
+    def _continues(self, length: int) -> bool:
+        """Whether `keys` and `values` lie in the room from `first` on, and the position behind them is free."""
+        return (
+            self.room is not None
+            and self.first + length == self.written < self.room.shape[-2]
+            and (self._as_left() or self._in_room())
+        )
+
+    def _as_left(self) -> bool:
+        keys, values, at_keys, at_values = self.left
+        same = self.keys is keys and self.values is values
+        return same and keys.data_ptr() == at_keys and values.data_ptr() == at_values
+
     def _in_room(self) -> bool:
-        """Whether `keys` and `values` still lie in the room from `first` on."""
-        if self.left is not None and self.keys is self.left[0] and self.values is self.left[1]:
-            return True
+        if self.room.data_ptr() != self.stored[0].ctypes.data:  # shared memory is elsewhere
+            return False
         return all(
             now.data_ptr() == room.data_ptr() and now.stride() == room.stride() and now.shape[:2] == room.shape[:2]
             for now, room in zip((self.keys, self.values), self.room[:, :, :, self.first :], strict=True)
@@ -75,6 +96,7 @@ GROWING: dict[type, type[GrowingLayer]] = {DynamicLayer: GrowingLayer, DynamicSl
 
 
 def _with_room(keys: Tensor, values: Tensor, length: int) -> Tensor:
-    room = torch.empty(2, *keys.shape[:2], length + ROOM, keys.shape[3], dtype=keys.dtype)
+    with torch.inference_mode(False):  # else nothing outside of that mode could write to it
+        room = torch.empty(2, *keys.shape[:2], length + ROOM, keys.shape[3], dtype=keys.dtype)
     room[0, :, :, :length], room[1, :, :, :length] = keys, values
     return room

@@ -132,6 +132,7 @@ class SingleToken:
             and len(past_key_values.layers) == len(self.blocks)
             and all(block.serves(layer) for block, layer in zip(self.blocks, past_key_values.layers, strict=True))
             and past_key_values.get_seq_length() > 0
+            and len(past_key_values.layers[0].keys) == 1
             and (attention_mask is None or (attention_mask.ndim == 2 and bool(attention_mask.all())))
             and (position_ids is None or position_ids.shape == (1, 1))
             and all(value is None or name in WITHOUT_EFFECT for name, value in named.items())
