@@ -1,9 +1,11 @@
 """The Hugging Face hub and its libraries: whether it can be reached, no foreign code, no noise, plain errors."""
 
 import contextlib
+import functools
 import logging
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 
 from toolkit.errors import UserError
@@ -64,22 +66,60 @@ def lean(*packages: str) -> Iterator[None]:
 
     It saves seconds. Modules imported inside the block stay without them.
     """
+    with contextlib.ExitStack() as stack:
+        for package in packages or UNUSED:
+            stack.enter_context(_shared(package, functools.partial(_without, package)))
+        yield
+
+
+def quiet() -> contextlib.AbstractContextManager[None]:
+    """Silence progress bars, warnings and informational logs of the Hugging Face libraries and lm-eval; errors stay."""
+    return _shared("quiet", _silence)
+
+
+_CHANGES: dict[str, tuple[int, contextlib.ExitStack]] = {}  # those of the process, and how many blocks need each
+_LOCK = threading.Lock()
+
+
+@contextlib.contextmanager
+def _shared(name: str, change: Callable[[], contextlib.AbstractContextManager]) -> Iterator[None]:
+    """Change the process for a block. Threads whose blocks overlap share the change, and the last one undoes it.
+
+    Without that a thread could restore what another one had changed.
+    """
+    with _LOCK:
+        users, stack = _CHANGES.get(name) or (0, contextlib.ExitStack())
+        if not users:
+            stack.enter_context(change())
+        _CHANGES[name] = users + 1, stack
+    try:
+        yield
+    finally:
+        with _LOCK:
+            users, stack = _CHANGES.pop(name)
+            if users > 1:
+                _CHANGES[name] = users - 1, stack
+            else:
+                stack.close()
+
+
+@contextlib.contextmanager
+def _without(package: str) -> Iterator[None]:
     from transformers import utils
 
-    places = [(part, f"is_{name}_available") for part in (utils, utils.import_utils) for name in packages or UNUSED]
-    found = {(part, name): getattr(part, name) for part, name in places if hasattr(part, name)}
-    for part, name in found:
+    name = f"is_{package}_available"
+    known = {part: getattr(part, name) for part in (utils, utils.import_utils) if hasattr(part, name)}
+    for part in known:
         setattr(part, name, lambda *_, **__: False)
     try:
         yield
     finally:
-        for (part, name), known in found.items():
-            setattr(part, name, known)
+        for part, function in known.items():
+            setattr(part, name, function)
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silence progress bars, warnings and informational logs of the Hugging Face libraries and lm-eval; errors stay."""
+def _silence() -> Iterator[None]:
     import huggingface_hub.utils as hub
     from transformers.utils import logging as transformers_logging
 
@@ -90,8 +130,7 @@ def quiet() -> Iterator[None]:
     for name in CHATTY:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _no_warnings():
             yield
     finally:
         for name, level in levels.items():
@@ -100,3 +139,18 @@ def quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
         if bars[1]:
             hub.enable_progress_bars()
+
+
+@contextlib.contextmanager
+def _no_warnings() -> Iterator[None]:
+    """`warnings.catch_warnings` replaces the list of filters, as libraries in other threads do, too.
+
+    They would put back the list with our filter after we had put back ours. So the filter is taken out of its list.
+    """
+    filters, ours = warnings.filters, ("ignore", None, Warning, None, 0)
+    filters.insert(0, ours)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for each in {id(each): each for each in (filters, warnings.filters)}.values():
+            each[:] = [it for it in each if it is not ours]  # type: ignore[index]

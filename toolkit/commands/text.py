@@ -86,11 +86,13 @@ def _collector_paused() -> Iterator[None]:
 
     The collector takes a quarter of the time to import torch and transformers.
     """
+    was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_on:
+            gc.enable()
 
 
 def prompt_of(options: Namespace, tokenizer, config):

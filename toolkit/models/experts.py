@@ -106,7 +106,8 @@ class Experts:
         shape = (self.count, self.hidden)
         weights = (each for each in self.module.parameters() if each.shape == shape and id(each) not in skipped)
         if (weight := next(weights, None)) is not None:
-            x = torch.randn(TRIED, self.hidden, generator=torch.Generator().manual_seed(0)).to(weight)
+            made = torch.Generator().manual_seed(0)
+            x = torch.randn(TRIED, self.hidden, generator=made, dtype=torch.float32).to(weight)
             if found := _form(weight.data, x, *self.route(x)):
                 return found
         raise UserError(

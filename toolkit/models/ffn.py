@@ -183,7 +183,7 @@ def _tried(module: nn.Module, form: Form, act: Function) -> Form | None:
     sizes |= {form.gate: (HIDDEN, NEURONS if form.gate != form.up else 2 * NEURONS)} if form.gate else {}
     for number, (name, size) in enumerate(sizes.items()):
         small._modules[name] = _random_linear(*size, module._modules[name].bias is not None, number)
-    x = _random(TOKENS, HIDDEN, 9) * torch.tensor(SCALES, device="cpu")[:, None]
+    x = _random(TOKENS, HIDDEN, 9) * torch.tensor(SCALES, dtype=torch.float32, device="cpu")[:, None]
     for each in (small, *small._modules.values()):
         each.training = False  # no dropout
     try:
@@ -219,4 +219,5 @@ def _random_linear(inputs: int, outputs: int, bias: bool, seed: int) -> nn.Linea
 
 
 def _random(rows: int, columns: int, seed: int) -> Tensor:
-    return torch.randn(rows, columns, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
+    made = torch.Generator("cpu").manual_seed(seed)
+    return torch.randn(rows, columns, generator=made, dtype=torch.float32, device="cpu")

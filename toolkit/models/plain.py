@@ -177,8 +177,7 @@ def _linears(parameters: dict[str, Tensor], name: str, transposed: bool) -> list
 
 def linear(weight: Tensor, bias: Tensor | None = None, kind: type[nn.Linear] = nn.Linear) -> nn.Linear:
     """A linear of a given weight, without a copy and without gradients."""
-    with torch.device("meta"):
-        made = kind(weight.shape[1], weight.shape[0], bias=bias is not None)
+    made = kind(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     made.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
         made.bias = nn.Parameter(bias, requires_grad=False)
@@ -223,4 +222,5 @@ def _agrees(fused: nn.Module, form: FusedForm) -> bool:
 
 
 def _random(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
+    made = torch.Generator("cpu").manual_seed(0)
+    return torch.randn(shape, generator=made, dtype=torch.float32, device="cpu")

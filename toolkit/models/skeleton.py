@@ -8,6 +8,7 @@ run.
 """
 
 import contextlib
+import inspect
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ from torch import nn
 from toolkit import hub
 from toolkit.errors import UserError
 from toolkit.files import check_memory
+from toolkit.models.new_tensors import NewTensors
 from toolkit.models.plain import plain
 from toolkit.records import line, load_json
 
@@ -66,7 +68,7 @@ def check_outline(config, check: Callable[[nn.Module], None], kind: type | None 
     `check` compares its shapes with what is stored. Raises what it raises, and `UserError` if transformers cannot make
     the model or its buffers would not fit into memory.
     """
-    with _usable(CONFIG), torch.device("meta"):
+    with _usable(CONFIG), NewTensors(_dtype(config), "meta"):
         outline = _made(config, kind)
     check(plain(outline))
     check_memory(sum(buffer.nbytes for buffer in outline.buffers()), f"what {CONFIG} has computed for the model")
@@ -121,16 +123,23 @@ def _told(shape: tuple[int, ...] | None) -> str:
 
 def _made(config, kind: type | None) -> nn.Module:
     from transformers import AutoModelForCausalLM
-    from transformers.initialization import no_init_weights
 
-    with no_init_weights():
-        model = kind(config) if kind else AutoModelForCausalLM.from_config(config, **hub.NO_CODE)
-    model.tie_weights()  # initialising would have tied them
+    dtype = _dtype(config)
+    # for a type other than None transformers would set torch's default type, which all threads share
+    model = kind(config) if kind else AutoModelForCausalLM.from_config(config, dtype=None, **hub.NO_CODE)
+    for part in (config, model.config, *(getattr(config, name) for name in config.sub_configs)):
+        if part is not None:
+            part.dtype = dtype
     return model
 
 
+def _dtype(config) -> torch.dtype:
+    """The type of a configuration's weights."""
+    return config.dtype or config.get_text_config().dtype or torch.float32
+
+
 def _compute_buffers(model: nn.Module) -> None:
-    """Compute the buffers that no file holds as `from_pretrained` does: under torch's default type, not the model's.
+    """Compute the buffers that no file holds as `from_pretrained` does: in float32, not in the model's type.
 
     Their types stay. Buffers that a file holds have no values yet. Sines that are computed in bfloat16 are off by up to
     0.86 at position 2047 (GPT-J).
@@ -141,7 +150,9 @@ def _compute_buffers(model: nn.Module) -> None:
         module._is_hf_initialized = next(module.buffers(), None) is None  # else it may compute one
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else torch.empty_like(buffer, device="cpu")
-    model.initialize_weights()
+    with NewTensors(torch.float32), torch.no_grad():
+        # its decorator would replace functions of torch, for all threads
+        inspect.unwrap(type(model).initialize_weights)(model)  # type: ignore[attr-defined]
 
 
 def _object(file: Path) -> dict:

@@ -21,6 +21,7 @@ from toolkit.errors import UserError
 from toolkit.formats import decode
 from toolkit.interchange.reading import load_tokenizer
 from toolkit.models.head import HEAD, linears_by_layer
+from toolkit.models.new_tensors import lasting
 from toolkit.offload.budget import Budget
 from toolkit.offload.by_expert import ByExpert
 from toolkit.offload.by_neuron import ByNeuron
@@ -82,7 +83,7 @@ class OffloadedModel(AbstractContextManager):
         needed.
         """
         options = Options(method, **settings)
-        with ExitStack() as stack:
+        with lasting(), ExitStack() as stack:
             device: Cpu | Cuda = stack.enter_context(open_device(options.device))
             budgets = _budgets(options, device, beside)
             store, recorder = Store.open(folder), Recorder()

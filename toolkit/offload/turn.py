@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from types import MethodType
 from torch import nn
 
 from toolkit.errors import UserError
+from toolkit.models.new_tensors import of_float32
 
 
 class Offloaded(nn.Module):
@@ -28,17 +30,24 @@ class Turn:
 
     def __init__(self):
         self._lock = threading.RLock()
+        self._process = os.getpid()
         self._ended = False
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Have the turn in the block. Raises `UserError` while another thread has it, and after `end`."""
+        """Have the turn in the block. Raises `UserError` while another thread has it, after `end`, and after a fork."""
+        if os.getpid() != self._process:  # the threads that read are the parent's: a pass would wait for them for ever
+            raise UserError(
+                f"this model was opened in process {self._process}, which forked this one: open its folder here, or "
+                "start this process by `spawn`"
+            )
         if not self._lock.acquire(blocking=False):
             raise UserError("this model is running in another thread: wait for it, or open the folder once more")
         try:
             if self._ended:
                 raise UserError("this model was closed: open its folder again")
-            yield
+            with of_float32():
+                yield
         finally:
             self._lock.release()
 
