@@ -30,7 +30,7 @@ from llvmlite import ir
 from numba.core import config
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import NullCache
-from numba.core.compiler import CompileResult
+from numba.core.compiler import Compiler, CompileResult
 from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 from numba.extending import _Intrinsic
@@ -47,6 +47,9 @@ CHECKSUM_BYTES = hashlib.sha256().digest_size
 PLAIN = (bool, int, float, str, type(None), torch.dtype, numba.types.Type, ir.Constant, ir.Type)
 
 log = logging.getLogger(__name__)
+
+if config.DISABLE_JIT:
+    raise UserError("NUMBA_DISABLE_JIT is set, but kernels use instructions that only compiled code has: unset it")
 
 
 def state() -> list[tuple]:
@@ -80,10 +83,27 @@ def compiled(function: Callable | None = None, **options) -> Callable:
     """Decorate a function of rows: `numba.njit` with `COMPILE` and these options, kept in files."""
     if function is None:
         return partial(compiled, **options)
-    made = numba.njit(**COMPILE, **options)(function)
-    if isinstance(made, Dispatcher):  # it is a plain function where NUMBA_DISABLE_JIT asks for that
-        made._cache = Files(function)
+    made = numba.njit(**COMPILE, **options, pipeline_class=RandomNumbers)(function)
+    made._cache = Files(function)
     return made
+
+
+class RandomNumbers(Compiler):
+    """Numba's compiler, but whatever it compiles on the way gets a random number instead of the next one.
+
+    Numba numbers functions from 1 in each process, and these numbers tell closures of one name apart in the names that
+    LLVM links by. A third process loads the code of two others, so their numbers must differ. Numba compiles one
+    function at a time, so nobody else's function gets such a number.
+    """
+
+    def compile_extra(self, func: FunctionType) -> CompileResult:
+        """Compile a function."""
+        counted = FunctionIdentity._unique_ids
+        FunctionIdentity._unique_ids = iter(lambda: secrets.randbits(62), None)
+        try:
+            return super().compile_extra(func)
+        finally:
+            FunctionIdentity._unique_ids = counted
 
 
 class Files(NullCache):
@@ -160,9 +180,6 @@ def _folder() -> Path | None:
     settings = {name: str(value) for name, value in vars(config).items() if name.isupper()}
     settings = {name: value for name, value in settings.items() if "THREADS" not in name and "CACHE" not in name}
     versions = {name: version(name) for name in ("numba", "llvmlite", "numpy")} | {"python": sys.version}
-    # Numba numbers compiled functions from 1 in each process, and these numbers tell closures of one name apart in the
-    # names that LLVM links by. A third process loads the code of two others, so their numbers must differ.
-    FunctionIdentity._unique_ids = iter(lambda: secrets.randbits(62), None)
     try:
         return shelf("compiled", {"sources": contents()} | versions | {"settings": settings})
     except (OSError, UserError) as error:

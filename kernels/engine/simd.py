@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from llvmlite import binding, ir
 from numba import types
-from numba.core import cgutils, config
+from numba.core import cgutils, codegen, config
 from numba.extending import intrinsic, models, register_model
 
 I8, I16, I32, I64 = map(ir.IntType, (8, 16, 32, 64))
@@ -39,16 +39,15 @@ class VectorModel(models.PrimitiveModel):
 
 
 def has(feature: str) -> bool:
-    """Whether the code's target CPU has this feature (LLVM's name)."""
-    if config.CPU_FEATURES is not None:
-        return f"+{feature}" in config.CPU_FEATURES.split(",")
-    return host_has(feature)
+    """Whether Numba compiles for CPUs with this feature (LLVM's name). Its environment can say that it must not."""
+    features = codegen.get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    return f"+{feature}" in features.split(",")
 
 
 @cache
 def host_has(feature: str) -> bool:
-    """Whether this CPU has this feature (LLVM's name)."""
-    return binding.get_host_cpu_features().get(feature, False)
+    """Whether this CPU has this feature (LLVM's name), and Numba compiles for it."""
+    return binding.get_host_cpu_features().get(feature, False) and has(feature)
 
 
 def pointer(context, builder, array_type, array, at, kind: ir.Type):

@@ -15,8 +15,9 @@ import pytest
 import torch
 from numba.core.bytecode import FunctionIdentity
 
+from toolkit.errors import UserError
 from toolkit.kernels import bitmap, csr, dense, neurons, single_token, spqr
-from toolkit.kernels.engine import compiled
+from toolkit.kernels.engine import compiled, simd
 from toolkit.kernels.engine.elements import FROM_FLOAT32, TO_FLOAT32
 
 PACKAGE = "toolkit.kernels.toy"
@@ -244,11 +245,17 @@ def test_names_are_the_same_in_another_process():
 
 
 def test_functions_of_two_processes_have_two_names(toy):
-    """Otherwise a closure that was loaded and one that is compiled afterwards could meet under one name in LLVM."""
-    toy().scale(3)
-    numbers = [next(FunctionIdentity._unique_ids) for _ in range(3)]
+    """Otherwise a closure that was loaded and one that is compiled afterwards could meet under one name in LLVM.
+
+    Numba counts all others as it does.
+    """
+    counted, scale = FunctionIdentity._unique_ids, toy().scale
+    assert [scale(3), scale(np.int8(3)), scale(np.float32(0.5))] == [8, 8, 3]
+    numbers = [found.fndesc.uid for found in scale.overloads.values()]
     assert max(numbers) > 2**40
     assert len({second - first for first, second in itertools.pairwise(numbers)}) == 2
+    assert FunctionIdentity._unique_ids is counted
+    assert next(counted) < 2**40
 
 
 def test_other_settings_are_another_folder(toy, monkeypatch):
@@ -259,3 +266,18 @@ def test_other_settings_are_another_folder(toy, monkeypatch):
         compiled._folder.cache_clear()
         assert compiled._folder() != first
     toy()
+
+
+def test_kernels_without_a_compiler_are_refused_at_once(monkeypatch):
+    monkeypatch.setattr(compiled.config, "DISABLE_JIT", 1)
+    spec = importlib.util.spec_from_file_location("again", compiled.__file__)
+    with pytest.raises(UserError, match="NUMBA_DISABLE_JIT is set"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def test_instructions_that_numba_must_not_use_are_not_chosen(monkeypatch):
+    """`NUMBA_CPU_NAME=generic` has no features. LLVM ends the process for code that needs one."""
+    simd.host_has.cache_clear()
+    monkeypatch.setattr(compiled.config, "CPU_FEATURES", "")
+    assert bitmap.BACKENDS.available() == [name for name, it in bitmap.BACKENDS.items() if not it.features] != []
+    simd.host_has.cache_clear()
