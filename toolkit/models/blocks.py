@@ -35,10 +35,14 @@ def decoder_linears(block: nn.Module) -> dict[str, nn.Linear]:
             raise UserError(
                 f"{type(block).__name__}.{name} is quantised ({kind}); choose the model that it was made of"
             )
-    linears = {name: it for name, it in block.named_modules() if _is_linear(it) and it.out_features > 1}
-    if not linears:
+    if not (linears := linears_in(block)):
         raise UserError(f"{type(block).__name__} has no linear layers; choose a decoder such as Llama")
     return linears
+
+
+def linears_in(block: nn.Module) -> dict[str, nn.Linear]:
+    """The linear layers of a module as `decoder_linears` tells them, also if there are none."""
+    return {name: it for name, it in block.named_modules() if _is_linear(it) and it.out_features > 1}
 
 
 def _is_linear(module: nn.Module) -> bool:

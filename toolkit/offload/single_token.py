@@ -85,6 +85,8 @@ class SingleToken:
         config = model.config
         if type(model) not in CLASSES or model.lm_head.bias is not None:
             return None
+        if not all(_offloaded(block.self_attn, "q", "k", "v", "o") for block in decoder_blocks(model)):
+            return None
         whole = type(model) not in WINDOWED or not config.sliding_window
         plain = whole and not any(getattr(config, name, None) for name in UNSUPPORTED)
         return cls(model) if plain and _activation(config) in GATES else None
@@ -251,7 +253,7 @@ class _Block:
         output = Siblings([attention.o_proj], of.attended, [of.more[0]])
         steps = [output, *_after(after_attention, of), _adding(before_ffn, of)]
         self.mlp, self.after = None, _after(after_ffn, of)
-        if isinstance(getattr(block.mlp, "down_proj", None), OffloadedLinear):
+        if _offloaded(block.mlp, "gate", "up", "down"):
             self.rest = Group(*steps, *_gated(block.mlp, of), *self.after)
         else:  # neurons that come from disk, or a mixture: it is asked as a whole
             dtype = block.input_layernorm.weight.dtype
@@ -313,6 +315,11 @@ def _norms(block: nn.Module) -> tuple[nn.Module | None, nn.Module, nn.Module | N
         return None, after_attention, None
     before_ffn, after_ffn = (block.get_submodule(f"{name}_feedforward_layernorm") for name in ("pre", "post"))
     return after_attention, before_ffn, after_ffn
+
+
+def _offloaded(module: nn.Module, *names: str) -> bool:
+    """Whether all these projections have their weights elsewhere; one with a single output stays a plain linear."""
+    return all(isinstance(getattr(module, f"{name}_proj", None), OffloadedLinear) for name in names)
 
 
 def _by_module(module: nn.Module, dtype: torch.dtype, x: Tensor) -> Tensor:

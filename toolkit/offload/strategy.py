@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError
 from toolkit.formats.dense import Dense
-from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models import decoder_blocks
+from toolkit.models.blocks import linears_in
 from toolkit.models.skeleton import empty_model, read_config, read_generation_config
 from toolkit.offload.budget import Budget
 from toolkit.offload.device import Cpu, Cuda
@@ -118,7 +119,7 @@ class OnDemand(Strategy):
         """Replace the decoder's linears by ones whose time is recorded. Their weights are in the device's memory."""
         recorder, device = self._opening.recorder, self._opening.device
         for layer, block in enumerate(decoder_blocks(self.model)):
-            for name, linear in decoder_linears(block).items():
+            for name, linear in linears_in(block).items():
                 weight = Dense(tuple(linear.weight.shape), linear.weight.data)
                 settings = (name, layer, itself(weight), torch.empty(0), True, recorder, device)
                 block.set_submodule(name, OffloadedLinear(linear, *settings))
