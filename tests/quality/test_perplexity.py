@@ -96,7 +96,11 @@ def test_bad_input(model):
         (random_tokens(64), {"sequence_length": 16, "windows": 5}, "windows 5"),
         (random_tokens(64), {"sequence_length": 33}, "sequence_length 33 exceeds the model's 32 positions"),
         (random_tokens(64), {"sequence_length": 1}, "sequence_length 1"),
-        (torch.full((64,), VOCABULARY), {"sequence_length": 16}, "vocabulary of 50"),
+        (
+            torch.full((64,), VOCABULARY),
+            {"sequence_length": 16},
+            "token id 50 is unknown to the model",
+        ),
         (torch.zeros(64), {"sequence_length": 16}, r"tokens is torch.float32 \[64\]"),
         ([1] * 64, {"sequence_length": 16}, "tokens is of type list"),
     ):

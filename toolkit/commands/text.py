@@ -96,12 +96,15 @@ def _collector_paused() -> Iterator[None]:
 
 
 def prompt_of(options: Namespace, tokenizer, config):
-    """The token ids of the prompt. Raises `UserError` for no token, or more than the model's positions."""
+    """The token ids of the prompt. Raises `UserError` for no token, one that the model lacks, or too many tokens."""
+    from toolkit.quality.vocabulary import check_vocabulary
+
     prompt = tokenizer(options.prompt, return_tensors="pt")
     given = prompt["input_ids"].shape[1]
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     if not given:
         raise UserError(f"--prompt {options.prompt!r}: this model's tokenizer makes no token of it; give a word")
+    check_vocabulary(prompt["input_ids"], config.get_text_config().vocab_size, lambda: tokenizer)
     if positions and given + options.max_new_tokens > positions:
         raise UserError(
             f"a prompt of {given} tokens and --max-new-tokens {options.max_new_tokens}: expected {positions} together "

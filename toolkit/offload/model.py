@@ -11,6 +11,7 @@ read: FFN neurons (`toolkit.offload.by_neuron`), or experts (`toolkit.offload.by
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial, wraps
 from pathlib import Path
 from typing import Self
 
@@ -36,6 +37,7 @@ from toolkit.offload.strategy import Opening, Strategy, skeleton
 from toolkit.offload.streamed import Streamed
 from toolkit.offload.turn import Offloaded, Turn, unowned
 from toolkit.policies.placement import LayerMap
+from toolkit.quality.vocabulary import check_vocabulary
 from toolkit.storage import experts, neuron_packing
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.readers import open_reader
@@ -129,7 +131,8 @@ class OffloadedModel(AbstractContextManager):
 
         A `draft`, an opened packed copy of this model, proposes `draft_tokens` a pass (None: while a further one is
         worth its time), and this model checks them in one pass (`toolkit.offload.draft`). Raises `UserError` if another
-        thread runs or closes this model, and for a draft of another model.
+        thread runs or closes this model, in a forked child, for ids that the model lacks, and for a draft of another
+        model.
         """
         if draft is not None:
             named["custom_generate"] = self._with(draft, draft_tokens, named.get("streamer"))
@@ -185,6 +188,8 @@ class OffloadedModel(AbstractContextManager):
         if step := SingleToken.of(self.model) if self.strategy.by_token else None:
             forward = step.guard(forward)
             opening.stack.callback(step.close)
+        words = self.model.get_input_embeddings().num_embeddings
+        forward = _known_tokens(forward, words, partial(load_tokenizer, self.store.model_folder))
         self.model.forward = self._turn.guard(forward)
 
     def _leave_on_disk(self, weight: str) -> None:
@@ -226,6 +231,18 @@ class _Head(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., hidden] → [..., vocabulary]."""
         return super().forward(x.flatten(0, -2).view(x.shape))
+
+
+def _known_tokens(forward: Callable, words: int, tokenizer: Callable[[], object]) -> Callable:
+    """The model's `forward`, which refuses ids that the model lacks before it computes anything."""
+
+    @wraps(forward)
+    def checked(*arguments, **named):
+        if isinstance(ids := arguments[0] if arguments else named.get("input_ids"), Tensor):
+            check_vocabulary(ids, words, tokenizer)
+        return forward(*arguments, **named)
+
+    return checked
 
 
 def _budgets(options: Options, device: Cpu | Cuda, beside: OffloadedModel | None) -> Mapping[str, Budget]:

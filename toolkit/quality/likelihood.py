@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from toolkit.errors import UserError
 from toolkit.progress import progress
+from toolkit.quality.vocabulary import check_vocabulary
 
 LOGITS_AT_ONCE = 128  # positions turned to float32 at a time: 128 × 50k logits are 25 MB
 MAX_EXPONENT = 700  # exp of more overflows a float
@@ -96,8 +97,7 @@ def perplexity(model: nn.Module, tokens: Tensor, sequence_length: int = 1024, wi
         raise UserError(f"{len(tokens)} tokens do not fill one window of {sequence_length}: give more or shorten it")
     if windows is not None and not 1 <= windows <= available:
         raise UserError(f"windows {windows} is outside 1 … {available}, what {len(tokens)} tokens fill")
-    if int(tokens.max()) >= text_config.vocab_size or int(tokens.min()) < 0:
-        raise UserError(f"tokens reach beyond the model's vocabulary of {text_config.vocab_size}: another tokenizer's?")
+    check_vocabulary(tokens, text_config.vocab_size)
     batch = begun(text_config, tokens[: (windows or available) * sequence_length].view(-1, sequence_length))
     training = model.training
     model.eval()

@@ -16,6 +16,7 @@ from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.cutting import attached
 from toolkit.progress import progress
 from toolkit.quality import begun, load_tokens, token_ids
+from toolkit.quality.vocabulary import check_vocabulary
 
 Statistic = Float[Tensor, "columns columns"] | Float[Tensor, " columns"]  # XᵀX of a linear's inputs X, or its diagonal
 
@@ -80,9 +81,7 @@ def checked_windows(model: nn.Module, windows: object) -> Int64[Tensor, "windows
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", windows.shape[1])
     if 0 < positions < windows.shape[1]:  # some configurations say -1: no limit
         raise UserError(f"sequence_length {windows.shape[1]} is beyond the model's {positions} positions")
-    vocabulary = model.get_input_embeddings().num_embeddings
-    if known.min() < 0 or known.max() >= vocabulary:
-        raise UserError(f"calibration has token ids outside [0, {vocabulary}); use the model's own tokenizer")
+    check_vocabulary(known, model.get_input_embeddings().num_embeddings)
     return begun(model.config, known)
 
 
