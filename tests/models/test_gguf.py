@@ -142,13 +142,19 @@ def test_rotary_factors_are_those_of_llama_3(tmp_path):
 
 FAULTY = {
     "a tensor less": ({"without": ["blk.1.ffn_up.weight"]}, r"lacks 1 of the model's tensors, such as .*1.mlp.up_proj"),
-    "a tensor more": ({"more": {"rope_factors_long": (32,)}}, "leaves some out"),
-    "strange factors": ({"architecture": "llama", "more": {"rope_freqs": (32,)}}, "other factors than those of Llama"),
+    "a tensor more": ({"more": {"dense_2": (32,)}}, r"no place for its tensor 'dense_2.weight'$"),
+    "a block more": ({"more": {"blk.2.attn_norm": (HIDDEN,)}}, r"no place for its tensor 'blk.2.attn_norm.weight'$"),
+    "another shape": ({"feed_forward_length": FFN - 2}, r"'blk.0.ffn_gate.weight' is 512 × 256, .* 510 × 256 there$"),
+    "one kind of factors": ({"more": {"rope_factors_long": (32,)}}, "both .* or neither"),
+    "factors of another size": ({"more": {"rope_freqs": (16,)}}, r"rope_freqs.weight has shape \(16,\); expected"),
     "architecture": ({"architecture": "deepseek2"}, "reads no GGUF file of architecture 'deepseek2'"),
+    "key": ({"attention.max_alibi_bias": 8}, r"its qwen2.attention.max_alibi_bias is 8; expected none: .*cannot apply"),
+    "scaling": ({"rope.scaling.type": "dynamic"}, "rope.scaling.type is 'dynamic'; expected none, linear, yarn or"),
+    "rotated part": ({"rope.dimension_count": 32}, "rope.dimension_count is 32; expected 64, the size of a head"),
     "blocks": ({"block_count": 2**30}, r"block_count is 1073741824; expected a whole number from 0 to 512"),
     "negative": ({"expert_used_count": -5}, "expert_used_count is -5"),
     "text": ({"expert_used_count": "abc"}, "expert_used_count is 'abc'"),
-    "no embedding": ({"without": ["token_embd.weight"]}, "lacks 1"),
+    "no embedding": ({"without": ["token_embd.weight"]}, "lacks the token embedding"),
 }
 
 
@@ -158,3 +164,4 @@ def test_a_faulty_file_is_one_line(tmp_path):
         with pytest.raises(UserError, match=words) as caught:
             load_model(str(tmp_path / "tiny.gguf"))
         assert "\n" not in str(caught.value)
+        assert "hub" not in str(caught.value)

@@ -1,58 +1,178 @@
-"""A GGUF file as an ordinary model of transformers, every weight dequantised."""
+"""A GGUF file as an ordinary model of transformers, every weight dequantised.
+
+    model, tokenizer = read(read_header(file), torch.float32)
+
+The configuration comes from `gguf_config`, names and layouts from `gguf_tensors`. A few more architectures are read by
+transformers' own loader, which leaves out keys: a file with a key that it leaves out is refused.
+"""
 
 import contextlib
-from collections.abc import Sequence
-from pathlib import Path
+import io
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from toolkit.errors import UserError
 from toolkit.hub import NO_CODE
-from toolkit.models.gguf_header import read_header
+from toolkit.models.gguf_config import FAMILIES, HARMLESS, NEUTRAL, config_of
+from toolkit.models.gguf_header import GgufHeader
+from toolkit.models.gguf_tensors import Placement, fill, placements
+from toolkit.records import line
 
-ROTARY = "rope_freqs.weight"
-LLAMA_3 = {  # Grattafiori et al., "The Llama 3 Herd of Models", 2024, as transformers' configs have it
-    "rope_type": "llama3",
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+# architectures that only transformers' loader reads
+BY_TRANSFORMERS = ("bloom", "deci", "falcon", "gemma4", "gpt2", "lfm2", "mamba", "qwen35", "qwen35moe")
+SIZES = ("context_length", "feed_forward_length", "attention.head_count", "attention.key_length")
+SAMPLE = "The 1st test, naïve: a=b\n"
 
 
 def architectures() -> Sequence[str]:
-    """The architectures of GGUF files that transformers reads, by their names in the files."""
-    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
-
-    newer: Sequence[str] = ()
-    with contextlib.suppress(ImportError):  # versions of transformers before its second reader
-        from transformers.integrations.gguf.utils import GGUF_ARCHS as newer
-    return sorted({*GGUF_SUPPORTED_ARCHITECTURES, *newer})
+    """The architectures of GGUF files that `read` takes, by their names in the files."""
+    return sorted({*FAMILIES, *BY_TRANSFORMERS})
 
 
-def read(gguf: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
-    """The model in a file, each weight dequantised to float32 and rounded to `dtype` once, and its tokenizer.
+def check(header: GgufHeader) -> None:
+    """Raise the `UserError` that `read` would raise for a file's header, before any weight is read."""
+    architecture, tokenizer = header.architecture, header.metadata.get("tokenizer.ggml.model")
+    if architecture is None:
+        raise UserError("its header names no architecture (general.architecture): it is no model")
+    if architecture not in (known := architectures()):
+        raise UserError(
+            f"the toolkit reads no GGUF file of architecture {architecture!r:.99}; it reads {', '.join(known)}"
+        )
+    if tokenizer in (None, "none", "no_vocab"):
+        raise UserError("it has no tokenizer (tokenizer.ggml.model); convert the model again with its tokenizer")
+    if architecture in FAMILIES:
+        _plan(header)
+    else:
+        _check_keys(header)
 
-    A head that the file stores apart from the embedding stays apart, and factors of rotary embeddings are those of
-    Llama 3.1. Raises `UserError` if the file lacks a tensor of the model, which transformers would fill with random
-    numbers, or has weights that the model does not take, which transformers would drop.
+
+def read(header: GgufHeader, dtype: torch.dtype) -> tuple[nn.Module, Any]:
+    """The model of a file, each weight dequantised to float32 and rounded to `dtype` once, and its tokenizer.
+
+    A head that the file stores apart from the embedding stays apart. Buffers that no file holds, such as frequencies
+    of rotary embeddings, are on the device "meta": save the model and load it. Raises `UserError` for what `check`
+    refuses, and for a tokenizer that cannot be built.
     """
+    check(header)
+    tokenizer = read_tokenizer(header)
+    if header.architecture in FAMILIES:
+        return _read(header, dtype), tokenizer
+    return _by_transformers(header, dtype), tokenizer
+
+
+def _plan(header: GgufHeader, dtype: torch.dtype | None = None) -> tuple[nn.Module, list[Placement]]:
+    """The model without its weights, and where each tensor of the file goes."""
     import transformers
 
-    origin = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    options = {"dtype": dtype, "output_loading_info": True}
-    if hasattr(transformers, "GgufConfig"):  # versions without this argument always dequantise
-        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    quantised, info = transformers.AutoModelForCausalLM.from_pretrained(**origin, **options, **NO_CODE)
+    config = config_of(header)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, **NO_CODE)
+    sizes = {name: tuple(tensor.shape) for name, tensor in _stored(model).items()}
+    return model, placements(header, sizes, (config.num_attention_heads, config.num_key_value_heads))
+
+
+def _stored(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What a file holds of a model: its parameters and lasting buffers, tied ones once."""
+    tensors = {id(tensor): (name, tensor) for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
+    return dict(reversed(tensors.values()))
+
+
+def _read(header: GgufHeader, dtype: torch.dtype) -> nn.Module:
+    model, plan = _plan(header, dtype)
+    tensors = {name: torch.empty_like(tensor, device="cpu") for name, tensor in _stored(model).items()}
+    with torch.no_grad():
+        for placement in plan:
+            fill(tensors[placement.parameter], placement)
+    model.load_state_dict(tensors, strict=False, assign=True)
+    model.tie_weights()
+    return model
+
+
+def read_tokenizer(header: GgufHeader) -> Any:
+    """The tokenizer that a file describes, which its own keys choose, whatever the model.
+
+    A merge whose result is no token is left out, as llama.cpp never makes such a token. Raises `UserError` for a
+    tokenizer that transformers cannot build, or that cannot write a short text.
+    """
+    from transformers import PreTrainedTokenizerFast
+    from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+
+    try:
+        architecture, vocabulary, settings = get_gguf_tokenizer(str(header.file))
+        if "merges" in vocabulary:
+            tokens = set(vocabulary["tokens"])
+            vocabulary["merges"] = [merge for merge in vocabulary["merges"] if "".join(merge.split(" ", 1)) in tokens]
+        backend, more = convert_gguf_tokenizer(architecture, vocabulary)
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **settings, **more)
+        tokenizer(SAMPLE)
+    except Exception as error:  # whatever fails in a foreign file
+        kind = header.metadata.get("tokenizer.ggml.model")
+        raise UserError(f"its tokenizer ({kind!r:.40}) cannot be read: {line(error)}") from error
+    return tokenizer
+
+
+def _check_keys(header: GgufHeader) -> None:
+    """Raise `UserError` for a key that transformers' loader leaves out and that may change what the model computes."""
+    if len(header.files) > 1:
+        raise UserError(
+            f"its architecture {header.architecture!r} is read from one file only; join its pieces with "
+            "llama-gguf-split --merge"
+        )
+    prefix, used = f"{header.architecture}.", set(_used_keys(header))
+    for key, value in header.metadata.items():
+        short = key.removeprefix(prefix)
+        known = short in used or short in HARMLESS + SIZES or (short in NEUTRAL and value in NEUTRAL[short])
+        if key.startswith(prefix) and not known:
+            raise UserError(
+                f"its {key} is {line(repr(value)):.60}, which transformers' loader leaves out for this architecture"
+            )
+
+
+def _used_keys(header: GgufHeader) -> Iterator[str]:
+    """The keys of an architecture that transformers' loader uses."""
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS, get_gguf_config, read_gguf_metadata
+
+    used = []
+
+    class Metadata(dict):
+        def __getitem__(self, key):
+            used.append(key)
+            return super().__getitem__(key)
+
+        def get(self, key, default=None):
+            used.append(key)
+            return super().get(key, default)
+
+    if header.architecture in GGUF_CONFIG_ARCHS:
+        metadata, tensors = read_gguf_metadata(str(header.file))
+        get_gguf_config(Metadata(metadata), tensors)
+        yield from (key.removeprefix(f"{header.architecture}.") for key in used)
+        return
+    table: Mapping[str, str | None] = GGUF_CONFIG_MAPPING[str(header.architecture)]
+    yield from (key for key, name in table.items() if name is not None)
+
+
+def _by_transformers(header: GgufHeader, dtype: torch.dtype) -> nn.Module:
+    """The model as transformers reads it. Raises `UserError` unless it has as many weights as the file."""
+    import transformers
+
+    origin = {"pretrained_model_name_or_path": str(header.file.parent), "gguf_file": header.file.name}
+    options = {"dtype": dtype, "quantization_config": transformers.GgufConfig(dequantize=True), **NO_CODE}
+    with contextlib.redirect_stderr(io.StringIO()):  # its progress bar obeys no setting
+        quantised, info = transformers.AutoModelForCausalLM.from_pretrained(
+            **origin, **options, output_loading_info=True
+        )
     if missing := sorted(info["missing_keys"]):
         raise UserError(f"it lacks {len(missing)} of the model's tensors, such as {missing[0]}")
     model = _plain(quantised, dtype)
-    factors = _rotary_factors(gguf)
-    if factors is not None:
-        _scale_rotary(model.config, factors)
-    _check_whole(gguf, model, 0 if factors is None else factors.numel())
-    return model, transformers.AutoTokenizer.from_pretrained(**origin, **NO_CODE)
+    taken = sum(weight.numel() for weight in model.parameters())
+    if header.weights != taken:
+        raise UserError(f"it has {header.weights:,} weights, and transformers takes {taken:,}: it leaves some out")
+    return model
 
 
 def _plain(quantised: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -68,36 +188,3 @@ def _plain(quantised: nn.Module, dtype: torch.dtype) -> nn.Module:
     model.load_state_dict(quantised.state_dict(), assign=True)
     model.tie_weights()
     return model
-
-
-def _rotary_factors(gguf: Path) -> Tensor | None:
-    """The factors that divide the frequencies of rotary embeddings, fp32 [head size / 2]; None if the file has none."""
-    tensor = read_header(gguf).tensors.get(ROTARY)
-    if tensor is None or tensor.kind != "F32":
-        return None
-    with open(gguf, "rb") as source:
-        source.seek(tensor.offset)
-        return torch.frombuffer(bytearray(source.read(tensor.nbytes)), dtype=torch.float32)
-
-
-def _scale_rotary(config, factors: Tensor) -> None:
-    """Put Llama 3.1's scaling into a config that transformers made without it.
-
-    transformers leaves the file's factors out. Only the largest differs between Llama 3.1 and 3.2. Raises `UserError`
-    unless the factors are those of this scaling.
-    """
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    plain = dict(config.rope_parameters)
-    config.rope_parameters = plain | LLAMA_3 | {"factor": factors.max().item()}
-    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
-    frequencies = plain["rope_theta"] ** -(torch.arange(len(factors)) / len(factors))
-    if scaled.shape != factors.shape or not torch.allclose(scaled, frequencies / factors, rtol=1e-4, atol=0):
-        raise UserError(f"its {ROTARY} are other factors than those of Llama 3.1, which transformers cannot be told")
-
-
-def _check_whole(gguf: Path, model: nn.Module, known: int) -> None:
-    """Raise `UserError` unless the model and what is `known` beside it have as many weights as the file."""
-    stored, taken = read_header(gguf).weights, known + sum(weight.numel() for weight in model.parameters())
-    if stored != taken:
-        raise UserError(f"its tensors have {stored:,} weights, and transformers takes {taken:,}: it leaves some out")

@@ -5,7 +5,8 @@
     gguf_shape(header)
 
 The reader of the package `gguf` takes 13 seconds for a vocabulary of 150 thousand words, each of which becomes an
-array; here arrays are skipped. Anyone may have written a file: sizes are bounded by what it holds.
+array; here long arrays are skipped. Anyone may have written a file: sizes are bounded by what it holds. The pieces
+that llama-gguf-split writes are one model, whichever of them is named.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from toolkit.models.architectures import ModelShape
 from toolkit.models.shape_of import BlockSizes, assemble
 from toolkit.records import line, regular_size
 
+LONGEST = 4096  # numbers of an array that is read: one or a few a block, not a token's scores
+VERSIONS = (2, 3)
+PIECE = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")  # as llama-gguf-split names them
 SIZES = re.compile(r"_(count|length)$(?<!context_length)")  # a context may be longer than anything in the file
 LAYERS = "blk."  # how the names of the decoder blocks' tensors begin
 FFN = "ffn_"  # how the names of their FFNs begin
@@ -36,13 +40,15 @@ class GgufTensor:
     kind: str
     offset: int
     nbytes: int
+    file: Path
 
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """The scalars of a file by their key, and its tensors by their name. Arrays are left out."""
+    """The scalars and short arrays of numbers of a model by their key, and its tensors by their name."""
 
     file: Path
+    """The file, or the first of its pieces, which holds the metadata and the tokenizer."""
     metadata: Mapping[str, object]
     tensors: Mapping[str, GgufTensor]
 
@@ -50,6 +56,11 @@ class GgufHeader:
     def architecture(self) -> object:
         """The architecture's name in the file; None without one."""
         return self.metadata.get("general.architecture")
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold the model, the first piece first."""
+        return sorted({self.file, *(tensor.file for tensor in self.tensors.values())})
 
     @property
     def weights(self) -> int:
@@ -75,24 +86,59 @@ class GgufHeader:
 
 
 def read_header(file: Path) -> GgufHeader:
-    """The header of a GGUF file.
+    """The header of a GGUF file, or of all pieces of a split one, of which `file` is any.
 
-    Raises `UserError` for a file that is no GGUF file, is cut short or is of another version, and for sizes that its
-    tensors do not have.
+    Raises `UserError` for a file that is no GGUF file, is cut short or is of another version, for a piece that is
+    missing or belongs to another model, and for sizes that its tensors do not have.
     """
-    try:
-        if not regular_size(file):
-            raise ValueError("it is empty")
-        header = _read(file)
-    except Exception as error:  # whatever fails in a foreign file
-        fault = error if type(error) is ValueError else getattr(error, "strerror", None) or "it is cut short or damaged"
-        raise UserError(f"{file}: cannot be read as a GGUF file: {line(fault)}; expected version 2 or 3") from error
+    header = _read(file)
+    if header.metadata.get("split.count", 1) != 1:
+        header = _joined(header)
     _check_sizes(header)
     return header
 
 
+def _joined(named: GgufHeader) -> GgufHeader:
+    """The model of all pieces, given the header of one. llama-gguf-split puts the metadata into the first."""
+    count, name = named.metadata["split.count"], PIECE.fullmatch(named.file.name)
+    if name is None or int(name["count"]) != count:
+        raise UserError(
+            f"{named.file}: one of {count!r:.40} pieces of a model, but its name does not say which; expected a name "
+            "that llama-gguf-split gives, such as model-00001-of-00002.gguf"
+        )
+    files = [named.file.with_name(f"{name['stem']}-{number + 1:05}-of-{count:05}.gguf") for number in range(count)]
+    if missing := [file.name for file in files if not file.exists()]:
+        raise UserError(
+            f"{named.file}: one of {count} pieces of a model (llama-gguf-split); {len(missing)} of them, such as "
+            f"{missing[0]}, are not beside it"
+        )
+    pieces = [_read(file) for file in files]
+    for number, piece in enumerate(pieces):
+        if (piece.metadata.get("split.no"), piece.metadata.get("split.count")) != (number, count):
+            raise UserError(f"{piece.file}: its header says that it is another piece than its name (llama-gguf-split)")
+    tensors = {name: tensor for piece in pieces for name, tensor in piece.tensors.items()}
+    total = pieces[0].metadata.get("split.tensors.count", len(tensors))
+    if not total == len(tensors) == sum(len(piece.tensors) for piece in pieces):
+        raise UserError(
+            f"{named.file}: its {count} pieces hold {len(tensors)} different tensors, and the first piece says "
+            f"{total!r:.40}; they are pieces of different files (llama-gguf-split)"
+        )
+    return replace(pieces[0], tensors=tensors)
+
+
 def _read(file: Path) -> GgufHeader:
-    from gguf import GGUFReader, GGUFValueType
+    """The header of one file."""
+    try:
+        if not regular_size(file):
+            raise ValueError("it is empty")
+        return _parse(file)
+    except Exception as error:  # whatever fails in a foreign file
+        fault = error if type(error) is ValueError else getattr(error, "strerror", None) or "it is cut short or damaged"
+        raise UserError(f"{file}: cannot be read as a GGUF file: {line(fault)}") from error
+
+
+def _parse(file: Path) -> GgufHeader:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType
 
     class Reader(GGUFReader):
         def _get_field_parts(self, orig_offs, raw_type):
@@ -100,6 +146,8 @@ def _read(file: Path) -> GgufHeader:
                 return super()._get_field_parts(orig_offs, raw_type)
             (kind,), (count,) = self._get(orig_offs, "<u4"), self._get(orig_offs + 4, "<u8")
             at, scalar, length = orig_offs + 12, self.gguf_scalar_to_np.get(GGUFValueType(kind)), struct.Struct("<Q")
+            if scalar is not None and count <= LONGEST:
+                return super()._get_field_parts(orig_offs, raw_type)
             if scalar is not None:
                 at += int(count) * scalar().itemsize
             elif kind != GGUFValueType.STRING:
@@ -109,14 +157,31 @@ def _read(file: Path) -> GgufHeader:
                     at += 8 + length.unpack_from(self.data, at)[0]
             return at - orig_offs, [], [], [GGUFValueType.ARRAY]
 
+        def _build_tensors(self, start_offs, fields):
+            self.found = {}
+            for field in fields:
+                *_, dims, (kind,), (offset,) = field.parts
+                shape, offset = tuple(dims.tolist())[::-1], int(start_offs + offset)
+                elements, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+                nbytes *= prod(shape) // elements
+                if offset + nbytes > len(self.data):
+                    raise ValueError(f"it is cut short: its tensors need more than its {len(self.data):,} bytes")
+                if shape and shape[-1] % elements:
+                    raise ValueError(f"a row of {field.name!r:.99} is no whole number of blocks")
+                if field.name in self.found:
+                    raise ValueError(f"two tensors have the name {field.name!r:.99}")
+                self.found[field.name] = GgufTensor(shape, GGMLQuantizationType(kind).name, offset, nbytes, file)
+
+    with open(file, "rb") as source:
+        start = source.read(8)
+    if start[:4] != b"GGUF":
+        raise ValueError("it does not begin with the letters GGUF")
+    if len(start) == 8 and (version := int.from_bytes(start[4:], "little")) not in VERSIONS:
+        raise ValueError(f"it has version {version}; expected 2 or 3, little-endian")
     reader = Reader(file)
-    tensors = {
-        it.name: GgufTensor(tuple(it.shape.tolist())[::-1], it.tensor_type.name, it.data_offset, it.n_bytes)
-        for it in reader.tensors
-    }
     fields = (it for it in reader.fields.values() if not it.name.startswith("GGUF."))
-    scalars = (it for it in fields if it.types[0] != GGUFValueType.ARRAY)
-    return GgufHeader(file, {it.name: it.contents() for it in scalars}, tensors)
+    short = (it for it in fields if it.types != [GGUFValueType.ARRAY])
+    return GgufHeader(file, {it.name: it.contents() for it in short}, reader.found)
 
 
 def _check_sizes(header: GgufHeader) -> None:
@@ -124,7 +189,8 @@ def _check_sizes(header: GgufHeader) -> None:
     most = max([len(header.tensors), *(size for tensor in header.tensors.values() for size in tensor.shape)], default=0)
     for key, value in header.metadata.items():
         is_size = key.startswith(f"{header.architecture}.") and SIZES.search(key)
-        if is_size and not (type(value) is int and 0 <= value <= most):
+        sizes = value if isinstance(value, list) else [value]
+        if is_size and not all(type(size) is int and 0 <= size <= most for size in sizes):
             raise UserError(f"{header.file}: {line(key)} is {value!r:.40}; expected a whole number from 0 to {most}")
 
 
@@ -138,9 +204,6 @@ def gguf_shape(header: GgufHeader) -> ModelShape:
 
 
 def _shape(header: GgufHeader) -> ModelShape:
-    pieces = header.metadata.get("split.count", 1)
-    if pieces != 1:
-        raise UserError(f"one of {pieces} files; join them with llama-gguf-split --merge")
     embedding = header.tensors.get("token_embd.weight")
     heads, count = header.size("attention.head_count"), header.size("block_count")
     if embedding is None or not heads or not count:

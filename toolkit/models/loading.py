@@ -1,7 +1,6 @@
 """Named models: embedded ones, GGUF files, local folders and the Hugging Face hub."""
 
 import contextlib
-import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -50,10 +49,11 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
         name: a key of `MODELS`, a GGUF file, a folder in Hugging Face's layout, or an id on the hub.
         dtype: of every parameter; `fast_dtype()` is the quickest to compute with on this machine.
 
-    A GGUF file may have any type of blocks that the package `gguf` dequantises, and any architecture that transformers
-    reads from GGUF. Its blocks are dequantised once to float32 (`scale · q + minimum`), from a billion weights on
-    rounded to bfloat16, and the copy is kept under the cache by the SHA-256 of the file. `dtype` rounds it. The
-    embedded models are such files; those under `data/models/` are made of `smollm2-135m` and the files there.
+    A GGUF file may have any type of blocks that the package `gguf` dequantises, and any architecture of
+    `toolkit.models.gguf.architectures`; of the pieces of a split one any may be named. Its blocks are dequantised once
+    to float32 (`scale · q + minimum`), from a billion weights on rounded to bfloat16, and the copy is kept under the
+    cache by the SHA-256 of the file. `dtype` rounds it. The embedded models are such files; those under `data/models/`
+    are made of `smollm2-135m` and the files there.
 
     A model whose config has `activation_thresholds` cuts its neurons (`toolkit.models.cutting`).
 
@@ -208,7 +208,7 @@ def _place(name: str) -> tuple[str, dict]:
         return _dequantised(downloads.DOWNLOADS[source].sha256, make), LOCAL
     if (file := gguf_file(name)) is not None:
         _check_gguf(name, file)
-        return _dequantised(file_sha256(file), partial(_dequantise, name, lambda: file)), LOCAL
+        return _dequantised(_sha256(file), partial(_dequantise, name, lambda: file)), LOCAL
     if Path(name).is_dir():
         return name, LOCAL
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
@@ -235,38 +235,52 @@ def _offline_models() -> str:
 
 
 def _check_gguf(name: str, file: Path) -> None:
-    """Raise `UserError` for a file that is no whole GGUF file, or whose architecture transformers does not read."""
-    from toolkit.models.gguf import architectures
+    """Raise `UserError` for a file that is no whole GGUF file, or that `toolkit.models.gguf.check` refuses."""
+    from toolkit.models.gguf import check
     from toolkit.models.gguf_header import read_header
 
-    architecture = read_header(file).architecture
-    if architecture not in architectures():
-        raise UserError(
-            f"cannot load model {name!r}: transformers reads no GGUF file of architecture {architecture!r:.99}; it "
-            f"reads {', '.join(architectures())}"
-        )
+    header = read_header(file)
+    with _reading_gguf(name):
+        check(header)
+
+
+@contextlib.contextmanager
+def _reading_gguf(name: str) -> Iterator[None]:
+    """Silence libraries. Errors become a `UserError` that says nothing of the hub."""
+    try:
+        with hub.lean("hqq"), hub.quiet():
+            yield
+    except Exception as error:  # whatever fails in a foreign file
+        raise UserError(f"cannot load model {name!r}: {hub.reason(error)}") from error
 
 
 def _dequantised(sha256: str, make: Callable[[Path], None]) -> str:
-    """The folder of a GGUF file that was dequantised once. The header's reader only refuses files."""
-    code = sources.dependencies("toolkit.models.gguf", without=("toolkit.models.gguf_header",))
+    """The folder of a GGUF file, or of all pieces of one, that was dequantised once."""
+    planner = ("toolkit.models.shape_of", "toolkit.models.architectures")  # sizes of a header, which no weight needs
+    code = sources.dependencies("toolkit.models.gguf", without=planner)
     return str(cached("models", {"gguf_sha256": sha256}, code, make))
+
+
+def _sha256(file: Path) -> str:
+    """Of a file; of pieces, their digests one after the other."""
+    from toolkit.models.gguf_header import read_header
+
+    return " ".join(map(file_sha256, read_header(file).files))
 
 
 def _dequantise(name: str, file: Callable[[], Path], folder: Path) -> None:
     from toolkit.models.gguf import read
     from toolkit.models.gguf_header import read_header
 
-    source = file()
-    weights = read_header(source).weights
-    dtype = torch.float32 if weights < LARGE else torch.bfloat16
-    nbytes = weights * dtype.itemsize
+    header = read_header(file())
+    dtype = torch.float32 if header.weights < LARGE else torch.bfloat16
+    nbytes = header.weights * dtype.itemsize
     check_space(folder, nbytes)
     check_memory(nbytes, f"{name}, dequantised,")
     if dtype == torch.bfloat16:
         print(f"dequantising {name}, once: {nbytes / 1e9:.1f} GB, about a minute", file=sys.stderr, flush=True)
-    with _loading(name, LOCAL), contextlib.redirect_stderr(io.StringIO()):  # its progress bar obeys no setting
-        model, tokenizer = read(source, dtype)
+    with _reading_gguf(name):
+        model, tokenizer = read(header, dtype)
     with hub.quiet():
         model.save_pretrained(folder, max_shard_size=SHARD)
         tokenizer.save_pretrained(folder)

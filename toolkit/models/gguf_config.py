@@ -1,0 +1,386 @@
+"""The header of a GGUF file as a configuration of transformers: every key is applied, harmless, or refuses the file.
+
+    config = config_of(read_header(Path("model.gguf")))
+
+A header holds what llama.cpp's converter wrote of a config.json (`convert_hf_to_gguf.py`, `gguf.constants.Keys`). What
+it leaves out, llama.cpp knows by the architecture's name (`src/llama-model.cpp`): such values stand in `FAMILIES`.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolkit.errors import UserError
+from toolkit.models.gguf_header import GgufHeader
+from toolkit.models.gguf_tensors import LONG, ROTARY, SHORT, dequantised
+from toolkit.records import line
+
+# keys that do not change what the model computes: sizes that tensors have, and notes
+HARMLESS = ("vocab_size", "pooling_type", "tensor_data_layout", "rope.scaling.finetuned")
+# keys of what other architectures do, with the values that say that this one does not
+NEUTRAL: Mapping[str, tuple[float, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.shared_kv_layers": (0,),
+    "attention.sliding_window": (0,),
+    "attn_logit_softcapping": (0,),
+    "embedding_scale": (0, 1),
+    "expert_count": (0,),
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "expert_shared_count": (0,),
+    "expert_used_count": (0,),
+    "expert_weights_scale": (0, 1),
+    "final_logit_softcapping": (0,),
+    "leading_dense_block_count": (0,),
+    "logit_scale": (0, 1),
+    "nextn_predict_layers": (0,),
+    "residual_scale": (0, 1),
+    "rope.scaling.yarn_log_multiplier": (0,),
+    "router_logit_softcapping": (0,),
+    "use_parallel_residual": (False,),
+}
+TOKENS = {
+    "bos_token_id": "tokenizer.ggml.bos_token_id",
+    "eos_token_id": "tokenizer.ggml.eos_token_id",
+    "pad_token_id": "tokenizer.ggml.padding_token_id",
+}
+SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # llama_expert_gating_func_type
+RMS, LAYER = ("attention.layer_norm_rms_epsilon", "rms_norm_eps"), ("attention.layer_norm_epsilon", "layer_norm_eps")
+BIAS = {"attention_bias": "attn_output.bias"}
+BIASES = BIAS | {"mlp_bias": "ffn_down.bias"}
+LOGITS = {"logit_scale": "logit_scale"}
+SLIDING, FULL = "sliding_attention", "full_attention"
+THETA = 10_000.0  # llama.cpp's, where the header has none
+
+
+class Values:
+    """The values of an architecture's keys. It notes which were used, so that none is forgotten."""
+
+    def __init__(self, header: GgufHeader):
+        self.header, self.prefix = header, f"{header.architecture}."
+        own = (key for key in header.metadata if key.startswith(self.prefix))
+        self.unused = {key.removeprefix(self.prefix): header.metadata[key] for key in own}
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """A value; of an array the one that all blocks share. Raises `UserError` for blocks that differ."""
+        value = self.unused.pop(key, None)
+        if isinstance(value, list):
+            if any(item != value[0] for item in value):
+                raise self.refusal(key, value, "one value for all blocks")
+            value = value[0] if value else None
+        return default if value is None else value
+
+    def number(self, key: str, default: float | None = None) -> Any:
+        """A number. Raises `UserError` if the header has none and there is no default."""
+        value = self.take(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self.refusal(key, value, "a number")
+        return value
+
+    def refusal(self, key: str, value: object, expected: str) -> UserError:
+        """The error for a value that cannot be applied."""
+        return UserError(f"its {self.prefix}{key} is {line(repr(value)):.60}; expected {expected}")
+
+    def has(self, tensor: str) -> bool:
+        """Whether the first block has a tensor."""
+        return f"blk.0.{tensor}" in self.header.tensors
+
+    def check_used(self) -> None:
+        """Raise `UserError` for a value that nothing used and that may change what the model computes."""
+        for key, value in self.unused.items():
+            if key not in HARMLESS and not (key in NEUTRAL and value in NEUTRAL[key]):
+                raise self.refusal(key, value, "none: the toolkit cannot apply this value to this architecture")
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a header of one architecture becomes a configuration."""
+
+    model: str
+    """The model type in transformers."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Fields of the configuration by keys of the header that only some architectures have; all are needed."""
+    norm: tuple[str, str] = RMS
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Fields that are true if the first block has a tensor."""
+    adjust: Callable[[Values, dict[str, Any]], None] = lambda values, fields: None
+    """Sets what needs more than a table."""
+    partial: bool = False
+    """Whether only the first dimensions of a head may be rotated."""
+    experts: str = ""
+    """The field for the number of experts; empty for a dense model."""
+    gating: int = SOFTMAX
+    normed: bool = True
+    """Whether the weights of the experts of a token add up to 1."""
+    norm_field: str = ""
+    """The field that says so; empty if the model always does as `normed` says."""
+
+
+def config_of(header: GgufHeader) -> Any:
+    """The configuration of transformers for a file's model, without the file's tokenizer.
+
+    Raises `UserError`, which names the key, for a value that is missing, wrong or cannot be applied.
+    """
+    import transformers
+
+    family, values = FAMILIES[str(header.architecture)], Values(header)
+    fields = _sizes(values)
+    fields |= {name: values.number(key) for key, name in family.keys.items()}
+    fields |= {name: values.has(tensor) for name, tensor in family.flags.items()}
+    key, name = family.norm
+    if name:
+        fields[name] = values.number(key)
+    if family.experts:
+        _route(values, family, fields)
+    fields["rope_parameters"] = _rope(values, fields["head_dim"], family.partial)
+    family.adjust(values, fields)
+    _check_scale(values, fields)
+    values.check_used()
+    return transformers.AutoConfig.for_model(fields.pop("model", family.model), **fields)
+
+
+def _sizes(values: Values) -> dict[str, Any]:
+    header = values.header
+    if "token_embd.weight" not in header.tensors:
+        raise UserError("it lacks the token embedding, token_embd.weight")
+    vocabulary, hidden = header.tensors["token_embd.weight"].shape
+    heads, width = values.number("attention.head_count"), values.number("embedding_length")
+    if width != hidden or not heads:
+        raise values.refusal("embedding_length", width, f"{hidden}, the columns of token_embd.weight, and heads")
+    head_dim = values.number("attention.key_length", hidden // heads)
+    if (value_dim := values.number("attention.value_length", head_dim)) != head_dim:
+        raise values.refusal("attention.value_length", value_dim, f"{head_dim}, as keys have")
+    tokens = {name: header.metadata.get(key) for name, key in TOKENS.items()}
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "head_dim": head_dim,
+        "num_attention_heads": heads,
+        "num_key_value_heads": values.number("attention.head_count_kv", heads),
+        "num_hidden_layers": values.number("block_count"),
+        "intermediate_size": values.number("feed_forward_length", 0),
+        "max_position_embeddings": values.number("context_length"),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        **{name: token if type(token) is int and token < vocabulary else None for name, token in tokens.items()},
+    }
+
+
+def _route(values: Values, family: Family, fields: dict[str, Any]) -> None:
+    """The fields of a mixture of experts."""
+    fields[family.experts] = values.number("expert_count")
+    fields["num_experts_per_tok"] = values.number("expert_used_count")
+    gating, normed = values.take("expert_gating_func", family.gating), values.take("expert_weights_norm", family.normed)
+    if gating != family.gating:
+        raise values.refusal("expert_gating_func", gating, f"{family.gating}, as this architecture has")
+    if family.norm_field:
+        fields[family.norm_field] = bool(normed)
+    elif bool(normed) != family.normed:
+        raise values.refusal("expert_weights_norm", normed, f"{family.normed}, as this architecture has")
+    down = values.header.tensors.get("blk.0.ffn_down_exps.weight")
+    if down is None:
+        raise UserError("it lacks the experts, blk.0.ffn_down_exps.weight")
+    width = values.number("expert_feed_forward_length", down.shape[-1])
+    fields["moe_intermediate_size" if family.model.startswith("qwen") else "intermediate_size"] = width
+
+
+def _check_scale(values: Values, fields: Mapping[str, Any]) -> None:
+    """Raise `UserError` for a scale of queries that the model does not have."""
+    scale, usual = values.take("attention.scale"), fields["head_dim"] ** -0.5
+    if scale and not math.isclose(scale, usual, rel_tol=1e-5):
+        raise values.refusal("attention.scale", scale, f"{usual:.6g}, which this architecture has")
+
+
+def _rope(values: Values, head_dim: int, partial: bool) -> dict[str, Any]:
+    """The parameters of rotary embeddings. Raises `UserError` for a scaling that transformers does not have."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(values.number("rope.freq_base", THETA))}
+    dimensions = values.number("rope.dimension_count", head_dim)
+    if partial:
+        rope["partial_rotary_factor"] = dimensions / head_dim
+    if dimensions != (int(head_dim * rope["partial_rotary_factor"]) if partial else head_dim):
+        raise values.refusal("rope.dimension_count", dimensions, f"{head_dim}, the size of a head")
+    return rope | _scaling(values, dimensions)
+
+
+def _scaling(values: Values, dimensions: int) -> dict[str, Any]:
+    """How frequencies are scaled for long texts, if they are; llama.cpp's defaults where the header is silent."""
+    tensors, trained = values.header.tensors, values.header.size("context_length")
+    factor = values.number("rope.scaling.factor", 0) or values.number("rope.scale_linear", 0)
+    kind = values.take("rope.scaling.type", "linear" if factor else "none")
+    original = values.number("rope.scaling.original_context_length", trained)
+    attention = values.number("rope.scaling.attn_factor", 1) * values.number("rope.scaling.yarn_attn_factor", 1)
+    extrapolation = values.number("rope.scaling.yarn_ext_factor", -1)
+    betas = {name: values.number(f"rope.scaling.yarn_{name}", usual) for name, usual in BETAS.items()}
+    vectors = [name for name in (ROTARY, SHORT, LONG) if name in tensors]
+    if vectors not in ([], [ROTARY], [SHORT, LONG]):
+        raise UserError(f"it has {', '.join(vectors)}; expected both {SHORT} and {LONG}, or neither")
+    if kind == "longrope" or vectors:
+        if kind not in ("none", "longrope") or not vectors:
+            raise values.refusal("rope.scaling.type", kind, f"longrope with the tensors {SHORT} and {LONG}")
+        short, long = (_factors(values, name, dimensions) for name in (vectors[0], vectors[-1]))
+        return {
+            "rope_type": "longrope",
+            "short_factor": short,
+            "long_factor": long,
+            "original_max_position_embeddings": original,
+            "attention_factor": float(attention),
+        }
+    if kind == "yarn" and factor > 1 and extrapolation in (-1, 1):
+        scale = attention * (1 + 0.1 * math.log(factor))
+        kept = {"factor": float(factor), "original_max_position_embeddings": original}
+        return {"rope_type": "yarn", **kept, **betas, "attention_factor": scale}
+    if kind not in ("none", "linear", "yarn"):
+        raise values.refusal("rope.scaling.type", kind, "none, linear, yarn or longrope")
+    if attention != 1 or extrapolation not in (-1, 0):
+        raise values.refusal("rope.scaling.attn_factor", attention, f"1 with scaling of type {kind}")
+    return {"rope_type": "linear", "factor": float(factor)} if kind == "linear" and factor not in (0, 1) else {}
+
+
+BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
+
+
+def _factors(values: Values, name: str, dimensions: int) -> list[float]:
+    """What divides the frequencies of rotary embeddings, one number a pair of dimensions."""
+    tensor = values.header.tensors[name]
+    if tensor.shape != (dimensions // 2,):
+        raise UserError(f"its {name} has shape {tensor.shape}; expected ({dimensions // 2},)")
+    factors = dequantised(tensor)
+    if not (factors.isfinite() & (factors > 0)).all():
+        raise UserError(f"its {name} has numbers that are not positive")
+    return factors.tolist()
+
+
+def _slide(values: Values, fields: dict[str, Any], period: int, window: int | None = None) -> None:
+    """A sliding window in all blocks but every `period`-th, unless the header has a pattern; in all for period 0."""
+    fields["sliding_window"] = values.number("attention.sliding_window", window) or None
+    count, pattern = fields["num_hidden_layers"], values.unused.pop("attention.sliding_window_pattern", period)
+    if not isinstance(pattern, list):
+        pattern = [not pattern or (number + 1) % pattern != 0 for number in range(count)]
+    if len(pattern) != count:
+        raise values.refusal("attention.sliding_window_pattern", pattern, f"{count} of them, one a block")
+    fields["layer_types"] = [SLIDING if slides and fields["sliding_window"] else FULL for slides in pattern]
+
+
+def _llama(values: Values, fields: dict[str, Any]) -> None:
+    """Llama, or what converters write as one: Mistral with its window, Mixtral with experts."""
+    window = values.number("attention.sliding_window", 0)
+    if values.has("ffn_gate_inp.weight"):
+        _route(values, MIXTRAL, fields)
+        fields["model"] = MIXTRAL.model
+    elif window:
+        fields["model"] = "mistral"
+    if "model" in fields:
+        fields["sliding_window"] = window or None
+        del fields["attention_bias"], fields["mlp_bias"]  # tensors of biases are refused by name
+
+
+def _gemma(blocks: int, period: int, window: int | None) -> Callable[[Values, dict[str, Any]], None]:
+    """Gemma 2 or 3; `blocks` are those of its 27 B, whose queries are scaled by the hidden size over the heads."""
+
+    def adjust(values: Values, fields: dict[str, Any]) -> None:
+        _slide(values, fields, period, window)
+        large, scale = fields["num_hidden_layers"] == blocks, values.take("attention.scale")
+        usual = fields["hidden_size"] / fields["num_attention_heads"] if large else fields["head_dim"]
+        fields["query_pre_attn_scalar"] = scale**-2 if scale else usual
+        caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0} if period == 2 else {}
+        for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+            fields[key] = values.number(key, caps.get(key, 0)) or None
+
+    return adjust
+
+
+def _gemma_3(values: Values, fields: dict[str, Any]) -> None:
+    """Only the blocks without a window have scaled frequencies; the others have a base of their own."""
+    _gemma(62, 6, None)(values, fields)
+    base = float(values.number("rope.freq_base_swa", THETA))
+    fields["rope_parameters"] = {
+        FULL: fields["rope_parameters"],
+        SLIDING: {"rope_type": "default", "rope_theta": base},
+    }
+
+
+def _gpt_oss(values: Values, fields: dict[str, Any]) -> None:
+    _slide(values, fields, 2)
+    if fields["rope_parameters"]["rope_type"] == "yarn":
+        fields["rope_parameters"]["truncate"] = False  # as in its config.json; no key of the header says so
+
+
+def _granite(values: Values, fields: dict[str, Any]) -> None:
+    """Scales, which llama.cpp takes for 1 where the header has none, and an FFN beside the experts."""
+    scale = values.number("attention.scale", 0) or fields["head_dim"] ** -0.5
+    fields |= {
+        "attention_multiplier": scale,
+        "embedding_multiplier": values.number("embedding_scale", 0) or 1.0,
+        "residual_multiplier": values.number("residual_scale", 0) or 1.0,
+        "logits_scaling": values.number("logit_scale", 0) or 1.0,
+    }
+    if width := values.number("expert_shared_feed_forward_length", 0):
+        fields |= {"model": "granitemoeshared", "shared_intermediate_size": width}
+
+
+def _qwen_2_moe(values: Values, fields: dict[str, Any]) -> None:
+    shared = values.header.tensors.get("blk.0.ffn_down_shexp.weight")
+    width = values.number("expert_shared_feed_forward_length", shared.shape[-1] if shared else 0)
+    fields["shared_expert_intermediate_size"] = width
+
+
+def _olmo(values: Values, fields: dict[str, Any]) -> None:
+    """Norms without weights and with a constant of transformers' class; queries, keys and values that are clipped."""
+    if not math.isclose(epsilon := values.number("attention.layer_norm_epsilon"), 1e-5, rel_tol=1e-5):
+        raise values.refusal("attention.layer_norm_epsilon", epsilon, "1e-5")
+    _clip(values, fields)
+
+
+def _clip(values: Values, fields: dict[str, Any]) -> None:
+    fields["clip_qkv"] = values.number("attention.clamp_kqv", 0) or None
+
+
+def _window(period: int) -> Callable[[Values, dict[str, Any]], None]:
+    return lambda values, fields: _slide(values, fields, period, 0)
+
+
+def _phi_3(values: Values, fields: dict[str, Any]) -> None:
+    _slide(values, fields, 0, 0)
+    del fields["layer_types"]  # all alike
+    if original := fields["rope_parameters"].get("original_max_position_embeddings"):
+        fields["original_max_position_embeddings"] = original
+
+
+def _stablelm(values: Values, fields: dict[str, Any]) -> None:
+    fields["use_parallel_residual"] = bool(values.take("use_parallel_residual", not values.has("ffn_norm.weight")))
+
+
+MIXTRAL = Family("mixtral", experts="num_local_experts")
+EXPERTS, LOCAL = {"experts": "num_experts"}, {"experts": "num_local_experts"}
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family("llama", flags=BIASES, adjust=_llama),
+    "qwen2": Family("qwen2"),
+    "qwen3": Family("qwen3", flags=BIAS),
+    "qwen2moe": Family("qwen2_moe", adjust=_qwen_2_moe, normed=False, norm_field="norm_topk_prob", **EXPERTS),
+    "qwen3moe": Family("qwen3_moe", norm_field="norm_topk_prob", **EXPERTS),
+    "phi3": Family("phi3", adjust=_phi_3, partial=True),
+    "gemma": Family("gemma"),
+    "gemma2": Family("gemma2", adjust=_gemma(46, 2, 4096)),
+    "gemma3": Family("gemma3_text", adjust=_gemma_3),
+    "gpt-oss": Family("gpt_oss", adjust=_gpt_oss, gating=SOFTMAX_OF_CHOSEN, **LOCAL),
+    "minimax-m2": Family("minimax_m2", gating=SIGMOID, partial=True, **LOCAL),
+    "granite": Family("granite", flags=BIASES, adjust=_granite),
+    "granitemoe": Family("granitemoe", adjust=_granite, **LOCAL),
+    "olmo": Family("olmo", norm=("", ""), adjust=_olmo),
+    "olmo2": Family("olmo2"),
+    "olmoe": Family("olmoe", adjust=_clip, normed=False, norm_field="norm_topk_prob", **EXPERTS),
+    "smollm3": Family("smollm3", flags=BIASES),
+    "arcee": Family("arcee", flags=BIASES),
+    "command-r": Family("cohere", LOGITS, LAYER, BIAS | {"use_qk_norm": "attn_q_norm.weight"}),
+    "cohere2": Family("cohere2", LOGITS, LAYER, BIAS, adjust=_window(4)),
+    "starcoder2": Family("starcoder2", norm=(LAYER[0], "norm_epsilon"), flags={"use_bias": "ffn_down.bias"}),
+    "stablelm": Family("stablelm", norm=LAYER, flags={"use_qkv_bias": "attn_q.bias"}, adjust=_stablelm, partial=True),
+    "nemotron": Family("nemotron", norm=(LAYER[0], "norm_eps"), flags=BIASES, partial=True),
+    "seed_oss": Family("seed_oss", flags={"attention_bias": "attn_q.bias", "attention_out_bias": "attn_output.bias"}),
+    "glm4": Family("glm4", flags={"attention_bias": "attn_q.bias"}, partial=True),
+    "ernie4_5": Family("ernie4_5", flags={"use_bias": "attn_output.bias"}),
+    "exaone4": Family("exaone4", adjust=_window(4)),
+    "hunyuan-dense": Family("hunyuan_v1_dense", flags=BIAS),
+}
