@@ -18,7 +18,7 @@ from toolkit.storage.packing import Linears, pack_model
 
 FOLDER = paths.root() / "benchmarks"
 SKIPPED = 77  # the status without a GPU, fio or compressed-tensors
-HELPERS = {"fio", "reports"}
+HELPERS = {"fio", "gguf_files", "reports"}
 SMALL = {
     "bitmap": "--rows 64 --columns 64 --repetitions 1",
     "compare_results": "{tmp}/before {tmp}/after",

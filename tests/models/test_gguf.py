@@ -149,7 +149,7 @@ FAULTY = {
     "factors of another size": ({"more": {"rope_freqs": (16,)}}, r"rope_freqs.weight has shape \(16,\); expected"),
     "architecture": ({"architecture": "deepseek2"}, "reads no GGUF file of architecture 'deepseek2'"),
     "key": ({"attention.max_alibi_bias": 8}, r"its qwen2.attention.max_alibi_bias is 8; expected none: .*cannot apply"),
-    "scaling": ({"rope.scaling.type": "dynamic"}, "rope.scaling.type is 'dynamic'; expected none, linear, yarn or"),
+    "scaling": ({"rope.scaling.type": "dynamic"}, "rope.scaling.type is 'dynamic'; expected none, linear, yarn, or"),
     "rotated part": ({"rope.dimension_count": 32}, "rope.dimension_count is 32; expected 64, the size of a head"),
     "blocks": ({"block_count": 2**30}, r"block_count is 1073741824; expected a whole number from 0 to 512"),
     "negative": ({"expert_used_count": -5}, "expert_used_count is -5"),

@@ -16,8 +16,9 @@ from toolkit.models.gguf_header import GgufHeader
 from toolkit.models.gguf_tensors import LONG, ROTARY, SHORT, dequantised
 from toolkit.records import line
 
-# keys that do not change what the model computes: sizes that tensors have, and notes
-HARMLESS = ("vocab_size", "pooling_type", "tensor_data_layout", "rope.scaling.finetuned")
+# keys that do not change what the model computes: sizes that tensors have, notes, and YaRN's where nothing is scaled
+YARN = ("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow")
+HARMLESS = ("vocab_size", "pooling_type", "tensor_data_layout", "rope.scaling.finetuned", *YARN)
 # keys of what other architectures do, with the values that say that this one does not
 NEUTRAL: Mapping[str, tuple[float, ...]] = {
     "attention.causal": (True,),
@@ -38,6 +39,9 @@ NEUTRAL: Mapping[str, tuple[float, ...]] = {
     "logit_scale": (0, 1),
     "nextn_predict_layers": (0,),
     "residual_scale": (0, 1),
+    "rope.scaling.attn_factor": (1,),
+    "rope.scaling.yarn_attn_factor": (1,),
+    "rope.scaling.yarn_ext_factor": (-1, 0),
     "rope.scaling.yarn_log_multiplier": (0,),
     "router_logit_softcapping": (0,),
     "use_parallel_residual": (False,),
@@ -139,7 +143,10 @@ def config_of(header: GgufHeader) -> Any:
     family.adjust(values, fields)
     _check_scale(values, fields)
     values.check_used()
-    return transformers.AutoConfig.for_model(fields.pop("model", family.model), **fields)
+    try:
+        return transformers.AutoConfig.for_model(fields.pop("model", family.model), **fields)
+    except Exception as error:  # whatever transformers refuses
+        raise UserError(f"its header describes no model of transformers: {line(error)}") from error
 
 
 def _sizes(values: Values) -> dict[str, Any]:
@@ -152,7 +159,8 @@ def _sizes(values: Values) -> dict[str, Any]:
         raise values.refusal("embedding_length", width, f"{hidden}, the columns of token_embd.weight, and heads")
     head_dim = values.number("attention.key_length", hidden // heads)
     if (value_dim := values.number("attention.value_length", head_dim)) != head_dim:
-        raise values.refusal("attention.value_length", value_dim, f"{head_dim}, as keys have")
+        expected = f"{value_dim}, as {values.prefix}attention.value_length has"
+        raise values.refusal("attention.key_length", head_dim, expected)
     tokens = {name: header.metadata.get(key) for name, key in TOKENS.items()}
     return {
         "vocab_size": vocabulary,
@@ -173,11 +181,13 @@ def _route(values: Values, family: Family, fields: dict[str, Any]) -> None:
     fields[family.experts] = values.number("expert_count")
     fields["num_experts_per_tok"] = values.number("expert_used_count")
     gating, normed = values.take("expert_gating_func", family.gating), values.take("expert_weights_norm", family.normed)
+    if not isinstance(normed, bool):
+        raise values.refusal("expert_weights_norm", normed, "true or false")
     if gating != family.gating:
         raise values.refusal("expert_gating_func", gating, f"{family.gating}, as this architecture has")
     if family.norm_field:
-        fields[family.norm_field] = bool(normed)
-    elif bool(normed) != family.normed:
+        fields[family.norm_field] = normed
+    elif normed != family.normed:
         raise values.refusal("expert_weights_norm", normed, f"{family.normed}, as this architecture has")
     down = values.header.tensors.get("blk.0.ffn_down_exps.weight")
     if down is None:
@@ -188,7 +198,7 @@ def _route(values: Values, family: Family, fields: dict[str, Any]) -> None:
 
 def _check_scale(values: Values, fields: Mapping[str, Any]) -> None:
     """Raise `UserError` for a scale of queries that the model does not have."""
-    scale, usual = values.take("attention.scale"), fields["head_dim"] ** -0.5
+    scale, usual = values.take("attention.scale"), fields.get("query_pre_attn_scalar", fields["head_dim"]) ** -0.5
     if scale and not math.isclose(scale, usual, rel_tol=1e-5):
         raise values.refusal("attention.scale", scale, f"{usual:.6g}, which this architecture has")
 
@@ -206,46 +216,52 @@ def _rope(values: Values, head_dim: int, partial: bool) -> dict[str, Any]:
 
 def _scaling(values: Values, dimensions: int) -> dict[str, Any]:
     """How frequencies are scaled for long texts, if they are; llama.cpp's defaults where the header is silent."""
-    tensors, trained = values.header.tensors, values.header.size("context_length")
+    vectors = [name for name in (ROTARY, SHORT, LONG) if name in values.header.tensors]
     factor = values.number("rope.scaling.factor", 0) or values.number("rope.scale_linear", 0)
+    if vectors and factor not in (0, 1):
+        raise values.refusal("rope.scaling.factor", factor, f"none beside the tensor {vectors[0]}")
     kind = values.take("rope.scaling.type", "linear" if factor else "none")
-    original = values.number("rope.scaling.original_context_length", trained)
+    trained = values.header.size("context_length")
+    rope = {"original_max_position_embeddings": values.number("rope.scaling.original_context_length", trained)}
+    if vectors and kind in ("none", "longrope"):
+        return {"rope_type": "longrope"} | rope | _longrope(values, vectors, dimensions)
+    if vectors or kind not in ("none", "linear", "yarn"):
+        raise values.refusal("rope.scaling.type", kind, "none, linear, yarn, or longrope with tensors of factors")
+    if kind == "none" or factor in (0, 1):
+        return {}
+    if factor < 1:
+        raise values.refusal("rope.scaling.factor", factor, "1 or more")
+    scaled = {"rope_type": kind, "factor": float(factor)}
+    return scaled if kind == "linear" else scaled | rope | _yarn(values, factor)
+
+
+def _yarn(values: Values, factor: float) -> dict[str, Any]:
+    """Peng et al., "YaRN", 2023: what both libraries multiply queries and keys with, and between which turns."""
+    if (extrapolation := values.number("rope.scaling.yarn_ext_factor", 1)) not in (-1, 1):
+        raise values.refusal("rope.scaling.yarn_ext_factor", extrapolation, "1")
     attention = values.number("rope.scaling.attn_factor", 1) * values.number("rope.scaling.yarn_attn_factor", 1)
-    extrapolation = values.number("rope.scaling.yarn_ext_factor", -1)
-    betas = {name: values.number(f"rope.scaling.yarn_{name}", usual) for name, usual in BETAS.items()}
-    vectors = [name for name in (ROTARY, SHORT, LONG) if name in tensors]
-    if vectors not in ([], [ROTARY], [SHORT, LONG]):
+    return {
+        "attention_factor": attention * (1 + 0.1 * math.log(factor)),
+        "beta_fast": float(values.number("rope.scaling.yarn_beta_fast", 32)),
+        "beta_slow": float(values.number("rope.scaling.yarn_beta_slow", 1)),
+    }
+
+
+def _longrope(values: Values, vectors: list[str], dimensions: int) -> dict[str, Any]:
+    """Numbers that divide the frequencies, of short and of long texts. Llama 3 has the same ones for both."""
+    if vectors not in ([ROTARY], [SHORT, LONG]):
         raise UserError(f"it has {', '.join(vectors)}; expected both {SHORT} and {LONG}, or neither")
-    if kind == "longrope" or vectors:
-        if kind not in ("none", "longrope") or not vectors:
-            raise values.refusal("rope.scaling.type", kind, f"longrope with the tensors {SHORT} and {LONG}")
-        short, long = (_factors(values, name, dimensions) for name in (vectors[0], vectors[-1]))
-        return {
-            "rope_type": "longrope",
-            "short_factor": short,
-            "long_factor": long,
-            "original_max_position_embeddings": original,
-            "attention_factor": float(attention),
-        }
-    if kind == "yarn" and factor > 1 and extrapolation in (-1, 1):
-        scale = attention * (1 + 0.1 * math.log(factor))
-        kept = {"factor": float(factor), "original_max_position_embeddings": original}
-        return {"rope_type": "yarn", **kept, **betas, "attention_factor": scale}
-    if kind not in ("none", "linear", "yarn"):
-        raise values.refusal("rope.scaling.type", kind, "none, linear, yarn or longrope")
-    if attention != 1 or extrapolation not in (-1, 0):
-        raise values.refusal("rope.scaling.attn_factor", attention, f"1 with scaling of type {kind}")
-    return {"rope_type": "linear", "factor": float(factor)} if kind == "linear" and factor not in (0, 1) else {}
-
-
-BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
+    short, long = (_factors(values, name, dimensions) for name in (vectors[0], vectors[-1]))
+    attention = float(values.number("rope.scaling.attn_factor", 1))
+    return {"short_factor": short, "long_factor": long, "attention_factor": attention}
 
 
 def _factors(values: Values, name: str, dimensions: int) -> list[float]:
     """What divides the frequencies of rotary embeddings, one number a pair of dimensions."""
     tensor = values.header.tensors[name]
     if tensor.shape != (dimensions // 2,):
-        raise UserError(f"its {name} has shape {tensor.shape}; expected ({dimensions // 2},)")
+        expected = f"({dimensions // 2},), half of {values.prefix}rope.dimension_count"
+        raise UserError(f"its {name} has shape {tensor.shape}; expected {expected}")
     factors = dequantised(tensor)
     if not (factors.isfinite() & (factors > 0)).all():
         raise UserError(f"its {name} has numbers that are not positive")
@@ -253,13 +269,16 @@ def _factors(values: Values, name: str, dimensions: int) -> list[float]:
 
 
 def _slide(values: Values, fields: dict[str, Any], period: int, window: int | None = None) -> None:
-    """A sliding window in all blocks but every `period`-th, unless the header has a pattern; in all for period 0."""
+    """A sliding window in all blocks but every `period`-th, unless the header has a pattern."""
     fields["sliding_window"] = values.number("attention.sliding_window", window) or None
-    count, pattern = fields["num_hidden_layers"], values.unused.pop("attention.sliding_window_pattern", period)
-    if not isinstance(pattern, list):
-        pattern = [not pattern or (number + 1) % pattern != 0 for number in range(count)]
+    count, key = fields["num_hidden_layers"], "attention.sliding_window_pattern"
+    if isinstance(pattern := values.unused.get(key), list):
+        del values.unused[key]
+    else:
+        period = values.number(key, period)
+        pattern = [not period or (number + 1) % period != 0 for number in range(count)]
     if len(pattern) != count:
-        raise values.refusal("attention.sliding_window_pattern", pattern, f"{count} of them, one a block")
+        raise values.refusal(key, pattern, f"{count} values, one a block")
     fields["layer_types"] = [SLIDING if slides and fields["sliding_window"] else FULL for slides in pattern]
 
 
@@ -281,9 +300,9 @@ def _gemma(blocks: int, period: int, window: int | None) -> Callable[[Values, di
 
     def adjust(values: Values, fields: dict[str, Any]) -> None:
         _slide(values, fields, period, window)
-        large, scale = fields["num_hidden_layers"] == blocks, values.take("attention.scale")
-        usual = fields["hidden_size"] / fields["num_attention_heads"] if large else fields["head_dim"]
-        fields["query_pre_attn_scalar"] = scale**-2 if scale else usual
+        large = fields["num_hidden_layers"] == blocks
+        scalar = fields["hidden_size"] // fields["num_attention_heads"] if large else fields["head_dim"]
+        fields["query_pre_attn_scalar"] = scalar
         caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0} if period == 2 else {}
         for key in ("attn_logit_softcapping", "final_logit_softcapping"):
             fields[key] = values.number(key, caps.get(key, 0)) or None
@@ -342,8 +361,7 @@ def _window(period: int) -> Callable[[Values, dict[str, Any]], None]:
 
 
 def _phi_3(values: Values, fields: dict[str, Any]) -> None:
-    _slide(values, fields, 0, 0)
-    del fields["layer_types"]  # all alike
+    fields["sliding_window"] = values.number("attention.sliding_window", 0) or None
     if original := fields["rope_parameters"].get("original_max_position_embeddings"):
         fields["original_max_position_embeddings"] = original
 

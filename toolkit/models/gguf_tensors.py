@@ -29,7 +29,7 @@ ROTARY, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_fa
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """How the values of a file's tensor become values of a parameter: `parameter[part] = values + shift`."""
 
     heads: int = 0
@@ -61,7 +61,7 @@ class Placement:
     name: str
     tensor: GgufTensor
     parameter: str
-    layout: Layout
+    layout: TensorLayout
 
 
 @dataclass(frozen=True)
@@ -204,13 +204,13 @@ def _placement(name: str, tensor: GgufTensor, names: Names, sizes: Mapping, head
         number, _, stem = stem.removeprefix(LAYERS).partition(".")
         prefix, table = f"model.layers.{number}.", names.block
     if stem not in table:
-        return Placement(name, tensor, "", Layout())
+        return Placement(name, tensor, "", TensorLayout())
     parameter = prefix + table[stem]
     if stem.endswith(WHOLE):
         parameter += "_bias" if kind == "bias" and stem.endswith("exps") else ""
     else:
         parameter += f".{kind}"
-    layout = Layout(transposed=names.interleaved and stem.endswith("exps") and kind == "weight")
+    layout = TensorLayout(transposed=names.interleaved and stem.endswith("exps") and kind == "weight")
     if stem.endswith("norm") and kind == "weight":
         layout = replace(layout, shift=names.shift)
     if names.paired and stem in ("attn_q", "attn_k"):

@@ -1,0 +1,159 @@
+"""GGUF files of each architecture against the model of transformers that they were written of.
+
+The files come from `benchmarks/gguf_files.py`, which follows llama.cpp's converter and shares no table with the reader.
+"""
+
+import sys
+from dataclasses import replace
+
+import gguf
+import pytest
+import torch
+import transformers
+
+from toolkit import paths
+from toolkit.errors import UserError
+from toolkit.models import load_model
+from toolkit.models.gguf import BY_TRANSFORMERS, architectures, read
+from toolkit.models.gguf_config import FAMILIES, config_of
+from toolkit.models.gguf_header import read_header
+from toolkit.models.gguf_tensors import ARCHITECTURES
+
+sys.path.append(str(paths.root() / "benchmarks"))  # as the scripts there find their helpers
+from gguf_files import CASES, HEADS, HIDDEN, write
+
+TOKENS = (torch.arange(40) * 37 % 96)[None]  # longer than the windows, and than the lengths that factors are for
+LARGE = [name for name in CASES if "blocks" in name]  # as many as Gemma's 27 B has
+EXACT = 1e-4  # of the logits' standard deviation
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@torch.no_grad()
+def difference(model, original):
+    """The largest one of the logits, in standard deviations."""
+    expected = original(TOKENS).logits
+    return float((model(TOKENS).logits - expected).abs().max() / expected.std())
+
+
+def opened(file):
+    """The model of a file, without the copy that `load_model` keeps."""
+    found, _ = read(read_header(file), torch.float32)
+    model = transformers.AutoModelForCausalLM.from_config(found.config, dtype=torch.float32).eval()
+    model.load_state_dict(found.state_dict())
+    return model
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in LARGE])
+def test_logits_are_those_of_the_original(tmp_path, name):
+    original = CASES[name].model()
+    write(original, CASES[name], tmp_path / "model.gguf")
+    assert difference(opened(tmp_path / "model.gguf"), original) < EXACT
+
+
+@pytest.mark.parametrize("name", ["gemma3, global × 8", "phi3, long", "gpt-oss"])
+def test_the_kept_copy_has_the_same_logits(tmp_path, name):
+    """Split into pieces, of which the last one is named; the configuration is written and read again."""
+    original = CASES[name].model()
+    write(original, CASES[name], tmp_path / "model.gguf", pieces=10)
+    last = sorted(tmp_path.glob("*.gguf"))[-1]
+    model, tokenizer = load_model(str(last), torch.float32)
+    assert difference(model, original) < EXACT
+    assert tokenizer.decode(tokenizer("the he")["input_ids"]) == "the he"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llama", "F16"), ("mixtral", "Q8_0"), ("qwen3moe", "Q8_0")])
+def test_a_matrix_is_dequantised(tmp_path, name, kind):
+    """Rows are whole blocks, so the order of rows does not change what a block holds."""
+    original, raw = CASES[name].model(), gguf.GGMLQuantizationType[kind]
+    write(original, CASES[name], tmp_path / "model.gguf", kind)
+    with torch.no_grad():
+        for parameter_name, parameter in original.named_parameters():
+            if parameter.ndim > 1 and "gate.weight" not in parameter_name:
+                blocks = gguf.quants.quantize(parameter.numpy(), raw)
+                parameter.copy_(torch.from_numpy(gguf.quants.dequantize(blocks, raw)))
+    assert difference(opened(tmp_path / "model.gguf"), original) < EXACT
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_queries_of_gemma_27b_are_scaled_by_hidden_size_over_heads(tmp_path, name):
+    case = CASES[name]
+    fewer = replace(case, fields=dict(case.fields) | {"num_hidden_layers": 2})
+    write(fewer.model(), fewer, tmp_path / "model.gguf")
+    header = read_header(tmp_path / "model.gguf")
+    assert config_of(header).query_pre_attn_scalar == case.fields["head_dim"]
+    more = {f"{case.architecture}.block_count": case.fields["num_hidden_layers"]}
+    large = replace(header, metadata=header.metadata | more)
+    assert config_of(large).query_pre_attn_scalar == HIDDEN // HEADS
+
+
+def test_every_architecture_has_names_keys_and_a_case():
+    assert FAMILIES.keys() == ARCHITECTURES.keys() == {case.architecture for case in CASES.values()}
+    assert set(architectures()) == FAMILIES.keys() | set(BY_TRANSFORMERS)
+
+
+UNCHANGED = {  # keys that do not change what any model computes, or nothing without another key
+    "vocab_size",
+    "tensor_data_layout",
+    "feed_forward_length",  # of a mixture, whose tensors have it
+    "pooling_type",
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+}
+
+
+def keys():
+    """All keys of an architecture that the package `gguf` knows."""
+    groups = [group for group in vars(gguf.Keys).values() if isinstance(group, type)]
+    inner = [group for outer in groups for group in vars(outer).values() if isinstance(group, type)]
+    values = [value for group in groups + inner for name, value in vars(group).items() if not name.startswith("_")]
+    return sorted({value.removeprefix("{arch}.") for value in values if str(value).startswith("{arch}.")})
+
+
+def outcome(header):
+    """The configuration as a dictionary, or the words of the refusal."""
+    try:
+        return config_of(header).to_dict()
+    except UserError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3moe", "gemma3", "phi3, long", "granitemoe, shared"])
+def test_no_key_is_ignored(tmp_path, name):
+    """A strange value of any key changes the configuration, or is refused by the key's name."""
+    write(CASES[name].model(), CASES[name], tmp_path / "model.gguf")
+    header = read_header(tmp_path / "model.gguf")
+    usual, ignored = outcome(header), set()
+    for key in keys():
+        full = f"{header.architecture}.{key}"
+        strange = replace(header, metadata=header.metadata | {full: 7 if key != "attention.causal" else False})
+        result = outcome(strange)
+        if result == usual:
+            ignored.add(key)
+        assert not isinstance(result, str) or full in result or "describes no model" in result
+    assert len(keys()) > 100
+    assert ignored <= UNCHANGED, ignored - UNCHANGED
+
+
+def test_a_scaling_without_a_type_is_linear(tmp_path):
+    """As in llama.cpp, also under the name that the factor had first."""
+    write(CASES["llama"].model(), CASES["llama"], tmp_path / "model.gguf")
+    header = read_header(tmp_path / "model.gguf")
+    for key in ("rope.scaling.factor", "rope.scale_linear"):
+        rope = config_of(replace(header, metadata=header.metadata | {f"llama.{key}": 4.0})).rope_parameters
+        assert (rope["rope_type"], rope["factor"]) == ("linear", 4.0)
+
+
+def test_blocks_that_differ_are_refused(tmp_path):
+    write(CASES["llama"].model(), CASES["llama"], tmp_path / "model.gguf")
+    header = read_header(tmp_path / "model.gguf")
+    same = replace(header, metadata=header.metadata | {"llama.attention.head_count_kv": [2, 2]})
+    assert config_of(same).num_key_value_heads == 2
+    other = replace(header, metadata=header.metadata | {"llama.attention.head_count_kv": [2, 4]})
+    with pytest.raises(UserError, match=r"head_count_kv is \[2, 4\]; expected one value for all blocks"):
+        config_of(other)
