@@ -20,7 +20,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-HIDDEN, FFN, HEADS, KV_HEADS, WORDS, LENGTH = 64, 96, 4, 2, 96, 256
+HIDDEN, FFN, HEADS, KV_HEADS, WORDS, LENGTH = 64, 96, 4, 2, 128, 256
 SIZES = {
     "vocab_size": WORDS,
     "hidden_size": HIDDEN,
@@ -52,10 +52,10 @@ PAIRED = ("llama", "granite", "granitemoe", "olmo", "smollm3", "arcee")  # `Llam
 SHIFTED = ("gemma", "gemma2", "gemma3", "nemotron")  # 1 is added to the weights of norms
 
 
-def longrope(original: int, pairs: int) -> dict[str, Any]:
-    """Phi-3's factors: two lists, and the length beyond which the second one holds."""
-    scale = LENGTH / original
-    return {
+def longrope(original: int, longest: int, pairs: int = 8) -> dict[str, Any]:
+    """Phi-3's fields for two lists of factors, and the length beyond which the second one holds."""
+    scale = longest / original
+    rope = {
         "rope_type": "longrope",
         "rope_theta": THETA,
         "short_factor": [1 + 0.1 * pair for pair in range(pairs)],
@@ -63,6 +63,8 @@ def longrope(original: int, pairs: int) -> dict[str, Any]:
         "original_max_position_embeddings": original,
         "attention_factor": math.sqrt(1 + math.log(scale) / math.log(original)),
     }
+    lengths = {"original_max_position_embeddings": original, "max_position_embeddings": longest}
+    return lengths | {"rope_parameters": rope}
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,6 @@ class Case:
     fields: Mapping[str, Any] = field(default_factory=dict)
     ignored: str = ""
     """What llama.cpp does not apply, and so computes another function by design."""
-    tolerance: float = 0.0
 
     def model(self) -> nn.Module:
         """The model with random weights, fp32, the same ones each time."""
@@ -141,7 +142,8 @@ def _describe(writer, config, case: Case) -> None:
     if count:
         writer.add_expert_count(count)
         writer.add_expert_used_count(config.num_experts_per_tok)
-        if width := get("moe_intermediate_size"):
+        own = config.intermediate_size if case.architecture in ("gpt-oss", "minimax-m2") else None
+        if width := get("moe_intermediate_size") or own:
             writer.add_expert_feed_forward_length(width)
         if width := get("shared_expert_intermediate_size") or get("shared_intermediate_size"):
             writer.add_expert_shared_feed_forward_length(width)
@@ -342,8 +344,8 @@ CASES: Mapping[str, Case] = {
     "qwen3moe, linear": Case("qwen3moe", "qwen3_moe", MOE | {"head_dim": 32, "rope_parameters": LINEAR}),
     "phi3": Case("phi3", "phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": THETA}}),
     "phi3, window": Case("phi3", "phi3", {"sliding_window": 8}, ignored="the window"),
-    "phi3, short": Case("phi3", "phi3", {"rope_parameters": longrope(64, 8), "original_max_position_embeddings": 64}),
-    "phi3, long": Case("phi3", "phi3", {"rope_parameters": longrope(16, 8), "original_max_position_embeddings": 16}),
+    "phi3, short": Case("phi3", "phi3", longrope(1024, 2048)),
+    "phi3, long": Case("phi3", "phi3", longrope(16, LENGTH)),
     "gemma": Case("gemma", "gemma", {"head_dim": 32} | TIED),
     "gemma2": Case("gemma2", "gemma2", GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma2, 46 blocks": Case("gemma2", "gemma2", GEMMA | {"num_hidden_layers": 46, "query_pre_attn_scalar": 16}),
@@ -368,7 +370,7 @@ CASES: Mapping[str, Case] = {
     "granitemoe, shared": Case("granitemoe", "granitemoeshared", LOCAL | SCALES | {"shared_intermediate_size": 64}),
     "olmo": Case("olmo", "olmo", {"clip_qkv": 0.5}),
     "olmo2": Case("olmo2", "olmo2"),
-    "olmoe": Case("olmoe", "olmoe", {"num_experts_per_tok": 2, "num_experts": 4}),
+    "olmoe": Case("olmoe", "olmoe", {"num_experts_per_tok": 2, "num_experts": 4, "num_key_value_heads": HEADS}),
     "smollm3": Case("smollm3", "smollm3", {"num_hidden_layers": 4} | TIED),
     "arcee": Case("arcee", "arcee"),
     "command-r": Case("command-r", "cohere", TIED | {"logit_scale": 0.5}),

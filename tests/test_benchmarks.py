@@ -24,6 +24,7 @@ SMALL = {
     "compare_results": "{tmp}/before {tmp}/after",
     "decode_step": "--folder {tmp}/store --tokens 6 --turns 1 --ways dense endor_packed spqr_packed",
     "draft": "{tmp}/packed {tmp}/packed --draft-method endor_packed --drafted 2 --tokens 6 --prompts 1",
+    "gguf_logits": "--cases llama",
     "gpu": "--only outliers --repetitions 1",
     "hot_cold": "--neurons 4096 --tokens 8 --repetitions 1",
     "int8": "--rows 64 --columns 64 --repetitions 1",
@@ -41,7 +42,7 @@ SIZES = {  # constants of the scripts
     "spqr": {"OTHER_BYTES": 1},
     "decode_step": {"RIVALS": (), "LAYERS": 2, "VOCABULARY": 512, "READ_BYTES": 1 << 20},
 }
-NEEDS = {"gpu", "sparse_bitmask", "storage_fio", "storage_read"}
+NEEDS = {"gguf_logits", "gpu", "sparse_bitmask", "storage_fio", "storage_read"}
 
 
 @pytest.fixture
@@ -70,6 +71,8 @@ def test_a_benchmark_runs(small, monkeypatch, capsys, name):
         pack_model(model, small / "packed", Linears(("dense", "endor")), "twin")
     if name == "offload":  # llama.cpp's environment would have to be made first
         monkeypatch.setattr(module, "LLAMA_CPP", ())
+    if name == "gguf_logits":  # so would this one's
+        monkeypatch.setattr(module.llama_cpp, "missing", lambda: "no llama.cpp")
     monkeypatch.setattr(sys, "argv", [name, *SMALL[name].format(tmp=small).split()])
     status = module.main()
     printed = capsys.readouterr().out

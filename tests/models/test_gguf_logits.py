@@ -20,9 +20,9 @@ from toolkit.models.gguf_header import read_header
 from toolkit.models.gguf_tensors import ARCHITECTURES
 
 sys.path.append(str(paths.root() / "benchmarks"))  # as the scripts there find their helpers
-from gguf_files import CASES, HEADS, HIDDEN, write
+from gguf_files import CASES, HEADS, HIDDEN, WORDS, write
 
-TOKENS = (torch.arange(40) * 37 % 96)[None]  # longer than the windows, and than the lengths that factors are for
+TOKENS = (torch.arange(40) * 37 % WORDS)[None]  # longer than the windows, and than the lengths that factors are for
 LARGE = [name for name in CASES if "blocks" in name]  # as many as Gemma's 27 B has
 EXACT = 1e-4  # of the logits' standard deviation
 

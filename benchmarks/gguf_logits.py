@@ -1,0 +1,102 @@
+"""The next token's probabilities of small GGUF files: the toolkit's beside those of llama.cpp on the same files.
+
+    python benchmarks/gguf_logits.py [--cases "llama, yarn" gemma3]
+
+The files are those of `gguf_files.py`, with random weights in F32. After 40 tokens the largest difference of a natural
+logarithm of a probability is a row's `difference`; llama.cpp rounds what it multiplies and caches to F16, which
+explains some hundredths. `unscaled` is the difference that the same model has without its scaling of rotary
+embeddings or of queries: what forgetting it would cost. Rows with `ignored` say what llama.cpp leaves out by design.
+Status 0 if all other rows are below 0.05, 1 if not, 77 without llama.cpp. It is no timing: other work does no harm.
+Writes results/benchmarks/gguf_logits.json.
+"""
+
+import argparse
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import reports
+import torch
+import transformers
+from gguf_files import CASES, THETA, WORDS, Case, write
+from torch import nn
+
+from toolkit.errors import UserError
+from toolkit.measure import llama_cpp
+from toolkit.models.gguf import read
+from toolkit.models.gguf_header import read_header
+from toolkit.progress import progress
+
+GOAL = 0.05
+SKIPPED = 77
+TOKENS = [number * 37 % WORDS for number in range(40)]
+PLAIN = {"rope_type": "default", "rope_theta": THETA}
+
+
+@torch.no_grad()
+def log_probabilities(model: nn.Module) -> torch.Tensor:
+    """Of the token after `TOKENS`, fp32 [vocabulary]."""
+    return model(torch.tensor([TOKENS])).logits[0, -1].float().log_softmax(0)
+
+
+def unscaled(case: Case) -> nn.Module | None:
+    """The model with the same weights and without the scaling of its case; None for a case without one."""
+    if case.fields.get("query_pre_attn_scalar") not in (None, case.fields.get("head_dim")):
+        return replace(case, fields=dict(case.fields) | {"query_pre_attn_scalar": case.fields["head_dim"]}).model()
+    rope = case.fields.get("rope_parameters", {})
+    if rope.get("full_attention", rope).get("rope_type", "default") == "default":
+        return None
+    plain = PLAIN if "full_attention" not in rope else rope | {"full_attention": PLAIN | {"rope_theta": 1e6}}
+    return replace(case, fields=dict(case.fields) | {"rope_parameters": plain}).model()
+
+
+def opened(file: Path) -> nn.Module:
+    """The model of a file, without the copy that `load_model` keeps."""
+    found, _ = read(read_header(file), torch.float32)
+    model = transformers.AutoModelForCausalLM.from_config(found.config, dtype=torch.float32).eval()
+    model.load_state_dict(found.state_dict())
+    return model
+
+
+def row(case: Case, folder: Path) -> dict[str, object]:
+    """What a case shows."""
+    file = folder / "model.gguf"
+    write(case.model(), case, file)
+    model = opened(file)
+    ours = log_probabilities(model)
+    found = {"architecture": case.architecture, "model": case.model_type, "ignored": case.ignored}
+    try:
+        rival = llama_cpp.LlamaCpp("llama.cpp", model, folder, mapped=False, gguf=file)
+    except UserError as error:
+        return found | {"fault": str(error)[-200:]}
+    theirs = rival.log_probabilities(TOKENS, WORDS)
+    rival.close()
+    found["difference"] = float((ours - theirs).abs().max())
+    if (plain := unscaled(case)) is not None:
+        found["unscaled"] = float((log_probabilities(plain) - theirs).abs().max())
+    return found
+
+
+def main() -> int:
+    """Compare; 0 if all differences are below the goal, 1 if not, 77 without llama.cpp."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES, metavar="CASE")
+    cases = parser.parse_args().cases
+    if why := llama_cpp.missing():
+        print(f"skipped: {why}")
+        return SKIPPED
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, progress("files", len(cases), "files") as bar:
+        for name in cases:
+            rows.append({"case": name, **row(CASES[name], Path(folder))})
+            bar.update()
+    table = pd.DataFrame(rows)
+    print(table.astype(object).where(table.notna(), "").to_markdown(index=False, floatfmt=".4f"))
+    reports.save("gguf_logits", {"goal": GOAL, "tokens": len(TOKENS), "rows": rows})
+    return int(not (table["difference"][table["ignored"] == ""] < GOAL).all())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
