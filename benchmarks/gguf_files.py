@@ -75,7 +75,7 @@ class Case:
     model_type: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     ignored: str = ""
-    """What llama.cpp does not apply, and so computes another function by design."""
+    """A part of the model that llama.cpp leaves out by design."""
 
     def model(self) -> nn.Module:
         """The model with random weights, fp32, the same ones each time."""

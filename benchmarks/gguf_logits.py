@@ -37,7 +37,7 @@ PLAIN = {"rope_type": "default", "rope_theta": THETA}
 
 @torch.no_grad()
 def log_probabilities(model: nn.Module) -> torch.Tensor:
-    """Of the token after `TOKENS`, fp32 [vocabulary]."""
+    """Log-probabilities of the token after `TOKENS`, fp32 [vocabulary]."""
     return model(torch.tensor([TOKENS])).logits[0, -1].float().log_softmax(0)
 
 
@@ -61,7 +61,7 @@ def opened(file: Path) -> nn.Module:
 
 
 def row(case: Case, folder: Path) -> dict[str, object]:
-    """What a case shows."""
+    """The result of a case."""
     file = folder / "model.gguf"
     write(case.model(), case, file)
     model = opened(file)

@@ -11,6 +11,7 @@ from toolkit.errors import UserError
 from toolkit.interchange.gguf import write_gguf
 from toolkit.models import shapes
 from toolkit.models.gguf_header import gguf_shape, read_header
+from toolkit.models.gguf_tensors import dequantised
 from toolkit.models.shape_of import shape_of
 from toolkit.models.twins import twin_model
 
@@ -72,13 +73,62 @@ def test_mixture_by_hand(tmp_path):
     }
 
 
+CUT = {0: "is empty", 3: "letters GGUF", 4: "cut short", 20: "cut short", 200: "cut short", 5000: "", -1: "its tensors"}
+
+
 def test_a_file_cut_short_is_refused(file):
     path, _ = file
     whole = path.read_bytes()
-    for kept in (0, 3, 4, 20, 200, 5000, -1):
+    for kept, words in CUT.items():
         path.write_bytes(whole[:kept])
-        with pytest.raises(UserError, match=r"toy\.gguf: cannot be read as a GGUF file[^\n]*$"):
+        with pytest.raises(UserError, match=rf"toy\.gguf: cannot be read as a GGUF file: [^\n]*{words}[^\n]*$"):
             read_header(path)
+    path.write_bytes(whole[:4] + bytes([1]) + whole[5:])
+    with pytest.raises(UserError, match="it has version 1; expected 2 or 3"):
+        read_header(path)
+
+
+@pytest.fixture
+def pieces(tmp_path):
+    """The headers of one file and of its pieces, two tensors each; the first piece has the embedding alone."""
+    for name, most in (("whole.gguf", 0), ("split.gguf", 2)):
+        writer = gguf.GGUFWriter(tmp_path / name, "llama", split_max_tensors=most)
+        writer.add_block_count(1)
+        writer.add_embedding_length(64)
+        for tensor, value in (("token_embd", 1), ("blk.0.ffn_up", 2), ("blk.0.ffn_down", 3), ("output_norm", 4)):
+            writer.add_tensor(f"{tensor}.weight", torch.full((96, 64), float(value)).numpy())
+        steps = "write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"
+        for step in steps:
+            getattr(writer, step)()
+    return read_header(tmp_path / "whole.gguf"), sorted(tmp_path.glob("split*"))
+
+
+def test_pieces_are_one_model_whichever_is_named(pieces):
+    whole, files = pieces
+    assert len(files) == 2
+    for file in files:
+        header = read_header(file)
+        assert (header.file, header.files) == (files[0], files)
+        assert {name: tensor.shape for name, tensor in header.tensors.items()} == {
+            name: tensor.shape for name, tensor in whole.tensors.items()
+        }
+        assert header.metadata["llama.block_count"] == 1
+        assert [float(dequantised(header.tensors[name]).mean()) for name in whole.tensors] == [1, 2, 3, 4]
+
+
+def test_a_piece_that_is_missing_renamed_or_of_another_file_is_one_line(pieces):
+    _, (first, second) = pieces
+    content = second.read_bytes()
+    second.unlink()
+    with pytest.raises(UserError, match=r"1 of them, such as split-00002-of-00002\.gguf, are not beside it$"):
+        read_header(first)
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(UserError, match="another piece than its name"):
+        read_header(first)
+    second.write_bytes(content)
+    first.rename(first.with_name("model.gguf"))
+    with pytest.raises(UserError, match="its name does not say which"):
+        read_header(first.with_name("model.gguf"))
 
 
 def test_altered_bytes_of_a_header_never_break_the_reader(file):

@@ -3,6 +3,7 @@
 The files come from `benchmarks/gguf_files.py`, which follows llama.cpp's converter and shares no table with the reader.
 """
 
+import re
 import sys
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from toolkit.models import load_model
 from toolkit.models.gguf import BY_TRANSFORMERS, architectures, read
 from toolkit.models.gguf_config import FAMILIES, config_of
 from toolkit.models.gguf_header import read_header
+from toolkit.models.gguf_second_reading import compare
 from toolkit.models.gguf_tensors import ARCHITECTURES
 
 sys.path.append(str(paths.root() / "benchmarks"))  # as the scripts there find their helpers
@@ -85,14 +87,54 @@ def test_queries_of_gemma_27b_are_scaled_by_hidden_size_over_heads(tmp_path, nam
     write(fewer.model(), fewer, tmp_path / "model.gguf")
     header = read_header(tmp_path / "model.gguf")
     assert config_of(header).query_pre_attn_scalar == case.fields["head_dim"]
-    more = {f"{case.architecture}.block_count": case.fields["num_hidden_layers"]}
-    large = replace(header, metadata=header.metadata | more)
+    count = case.fields["num_hidden_layers"]
+    tensors = {f"blk.{number}.attn_norm.weight": header.tensors["output_norm.weight"] for number in range(count)}
+    more = {f"{case.architecture}.block_count": count}
+    large = replace(header, metadata=header.metadata | more, tensors=header.tensors | tensors)
     assert config_of(large).query_pre_attn_scalar == HIDDEN // HEADS
 
 
 def test_every_architecture_has_names_keys_and_a_case():
     assert FAMILIES.keys() == ARCHITECTURES.keys() == {case.architecture for case in CASES.values()}
     assert set(architectures()) == FAMILIES.keys() | set(BY_TRANSFORMERS)
+
+
+OTHERS = {  # the other reader takes the same weights, and leaves out what these words name
+    "llama": "",
+    "llama, yarn": r"; it ignores rope\.scaling\.type, rope\.scaling\.factor, applied here",
+    "llama, llama 3": r"; it ignores rope_freqs\.weight, applied here",
+    "qwen3moe": "",
+    "gemma2": "; it ignores attn_logit_softcapping, final_logit_softcapping, applied here",
+    "starcoder2": r"; it ignores rope\.freq_base, applied here",
+}
+
+
+@pytest.mark.parametrize(("name", "words"), OTHERS.items())
+def test_another_reader_finds_the_same_weights(tmp_path, name, words):
+    write(CASES[name].model(), CASES[name], tmp_path / "model.gguf")
+    expected = f"weights of the file as transformers' own loader reads them{words}"
+    assert re.fullmatch(expected, compare(read_header(tmp_path / "model.gguf")))
+
+
+def test_other_weights_and_values_of_another_reader_are_named(tmp_path, monkeypatch):
+    """Names change places in our tables, and a norm's constant is another one."""
+    write(CASES["llama"].model(), CASES["llama"], tmp_path / "model.gguf")
+    swapped = ARCHITECTURES["llama"].block | {"ffn_gate": "mlp.up_proj", "ffn_up": "mlp.gate_proj"}
+    monkeypatch.setitem(ARCHITECTURES, "llama", replace(ARCHITECTURES["llama"], block=swapped))
+    header = read_header(tmp_path / "model.gguf")
+    key = "llama.attention.layer_norm_rms_epsilon"
+    words = compare(replace(header, metadata=header.metadata | {key: 0.5}))
+    assert words.startswith("transformers' own loader reads the file otherwise (rms_norm_eps 0.5, there ")
+    assert "model.layers.0.mlp.gate_proj.weight has other values" in words
+
+
+def test_a_file_that_no_other_reader_takes_says_so(tmp_path):
+    write(CASES["granite"].model(), CASES["granite"], tmp_path / "model.gguf")
+    words = compare(read_header(tmp_path / "model.gguf"))
+    assert words == (
+        "the file's reading was not compared with another one: transformers' own loader does not read the "
+        "architecture 'granite'"
+    )
 
 
 UNCHANGED = {  # keys that do not change what any model computes, or nothing without another key

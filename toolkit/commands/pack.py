@@ -68,6 +68,7 @@ def pack(options: argparse.Namespace) -> None:
     model, tokenizer = packer.pack(options)
     summary = [*_sizes(options.out, model), _compared(options.out, model)]
     del model
+    summary += _second_reading(options.model)
     if options.evaluate:
         summary.append(_quality(options, tokenizer))
     print(f"{options.out}: " + "; ".join(summary))
@@ -142,6 +143,20 @@ def _compared(folder: Path, model) -> str:
         shutil.rmtree(folder)
         raise
     return f"logits within {error:.1g} of their standard deviation"
+
+
+def _second_reading(name: str) -> list[str]:
+    """Whether another reader of a GGUF file finds the same model in it; nothing for a model of another kind."""
+    from toolkit import hub
+    from toolkit.models.loading import gguf_file
+
+    if (file := gguf_file(name)) is None:
+        return []
+    from toolkit.models.gguf_header import read_header
+    from toolkit.models.gguf_second_reading import compare
+
+    with hub.quiet():
+        return [compare(read_header(file))]
 
 
 def _quality(options: argparse.Namespace, tokenizer) -> str:

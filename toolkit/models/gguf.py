@@ -75,20 +75,30 @@ def _plan(header: GgufHeader, dtype: torch.dtype | None = None) -> tuple[nn.Modu
 
 
 def _stored(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What a file holds of a model: its parameters and lasting buffers, tied ones once."""
+    """The tensors of a model that a file holds: parameters and lasting buffers, tied ones once."""
     tensors = {id(tensor): (name, tensor) for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
     return dict(reversed(tensors.values()))
 
 
 def _read(header: GgufHeader, dtype: torch.dtype) -> nn.Module:
-    model, plan = _plan(header, dtype)
-    tensors = {name: torch.empty_like(tensor, device="cpu") for name, tensor in _stored(model).items()}
-    with torch.no_grad():
-        for placement in plan:
-            fill(tensors[placement.parameter], placement)
-    model.load_state_dict(tensors, strict=False, assign=True)
+    model, _ = _plan(header, dtype)
+    model.load_state_dict(dict(parameters(header, dtype)), strict=False, assign=True)
     model.tie_weights()
     return model
+
+
+@torch.no_grad()
+def parameters(header: GgufHeader, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters and lasting buffers of a file of `FAMILIES` by their names, dequantised one after the other."""
+    model, plan = _plan(header, dtype)
+    parts: dict[str, list[Placement]] = {}
+    for placement in plan:
+        parts.setdefault(placement.parameter, []).append(placement)
+    for name, outline in _stored(model).items():
+        values = torch.empty_like(outline, device="cpu")
+        for placement in parts[name]:
+            fill(values, placement)
+        yield name, values
 
 
 def read_tokenizer(header: GgufHeader) -> Any:

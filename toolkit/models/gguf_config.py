@@ -2,8 +2,8 @@
 
     config = config_of(read_header(Path("model.gguf")))
 
-A header holds what llama.cpp's converter wrote of a config.json (`convert_hf_to_gguf.py`, `gguf.constants.Keys`). What
-it leaves out, llama.cpp knows by the architecture's name (`src/llama-model.cpp`): such values stand in `FAMILIES`.
+A header holds what llama.cpp's converter wrote of a config.json (`convert_hf_to_gguf.py`, `gguf.constants.Keys`).
+llama.cpp knows the rest by the architecture's name (`src/llama-model.cpp`): such values stand in `FAMILIES`.
 """
 
 import math
@@ -161,6 +161,8 @@ def _sizes(values: Values) -> dict[str, Any]:
     if (value_dim := values.number("attention.value_length", head_dim)) != head_dim:
         expected = f"{value_dim}, as {values.prefix}attention.value_length has"
         raise values.refusal("attention.key_length", head_dim, expected)
+    if (count := values.number("block_count")) != header.blocks:
+        raise values.refusal("block_count", count, f"{header.blocks}, the blocks that it has tensors of")
     tokens = {name: header.metadata.get(key) for name, key in TOKENS.items()}
     return {
         "vocab_size": vocabulary,
@@ -168,7 +170,7 @@ def _sizes(values: Values) -> dict[str, Any]:
         "head_dim": head_dim,
         "num_attention_heads": heads,
         "num_key_value_heads": values.number("attention.head_count_kv", heads),
-        "num_hidden_layers": values.number("block_count"),
+        "num_hidden_layers": count,
         "intermediate_size": values.number("feed_forward_length", 0),
         "max_position_embeddings": values.number("context_length"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
@@ -236,7 +238,7 @@ def _scaling(values: Values, dimensions: int) -> dict[str, Any]:
 
 
 def _yarn(values: Values, factor: float) -> dict[str, Any]:
-    """Peng et al., "YaRN", 2023: what both libraries multiply queries and keys with, and between which turns."""
+    """Peng et al., "YaRN", 2023: the factor of queries and keys, and the turns between which frequencies change."""
     if (extrapolation := values.number("rope.scaling.yarn_ext_factor", 1)) not in (-1, 1):
         raise values.refusal("rope.scaling.yarn_ext_factor", extrapolation, "1")
     attention = values.number("rope.scaling.attn_factor", 1) * values.number("rope.scaling.yarn_attn_factor", 1)
@@ -257,7 +259,7 @@ def _longrope(values: Values, vectors: list[str], dimensions: int) -> dict[str, 
 
 
 def _factors(values: Values, name: str, dimensions: int) -> list[float]:
-    """What divides the frequencies of rotary embeddings, one number a pair of dimensions."""
+    """The numbers that divide the frequencies of rotary embeddings, one a pair of dimensions."""
     tensor = values.header.tensors[name]
     if tensor.shape != (dimensions // 2,):
         expected = f"({dimensions // 2},), half of {values.prefix}rope.dimension_count"

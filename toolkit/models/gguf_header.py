@@ -63,6 +63,11 @@ class GgufHeader:
         return sorted({self.file, *(tensor.file for tensor in self.tensors.values())})
 
     @property
+    def blocks(self) -> int:
+        """The number of decoder blocks that there are tensors of."""
+        return len({name.split(".")[1] for name in self.tensors if name.startswith(LAYERS)})
+
+    @property
     def weights(self) -> int:
         """The number of weights in all tensors."""
         return sum(prod(tensor.shape) for tensor in self.tensors.values())
@@ -126,14 +131,19 @@ def _joined(named: GgufHeader) -> GgufHeader:
     return replace(pieces[0], tensors=tensors)
 
 
+class _DamagedError(Exception):
+    """The fault of a file that is no whole GGUF file."""
+
+
 def _read(file: Path) -> GgufHeader:
     """The header of one file."""
     try:
         if not regular_size(file):
-            raise ValueError("it is empty")
+            raise _DamagedError("it is empty")
         return _parse(file)
     except Exception as error:  # whatever fails in a foreign file
-        fault = error if type(error) is ValueError else getattr(error, "strerror", None) or "it is cut short or damaged"
+        known = isinstance(error, _DamagedError)
+        fault = error if known else getattr(error, "strerror", None) or "it is cut short or damaged"
         raise UserError(f"{file}: cannot be read as a GGUF file: {line(fault)}") from error
 
 
@@ -151,7 +161,7 @@ def _parse(file: Path) -> GgufHeader:
             if scalar is not None:
                 at += int(count) * scalar().itemsize
             elif kind != GGUFValueType.STRING:
-                raise ValueError("arrays of arrays")
+                raise _DamagedError("arrays of arrays")
             else:
                 for _ in range(count):
                     at += 8 + length.unpack_from(self.data, at)[0]
@@ -165,19 +175,19 @@ def _parse(file: Path) -> GgufHeader:
                 elements, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
                 nbytes *= prod(shape) // elements
                 if offset + nbytes > len(self.data):
-                    raise ValueError(f"it is cut short: its tensors need more than its {len(self.data):,} bytes")
+                    raise _DamagedError(f"it is cut short: its tensors need more than its {len(self.data):,} bytes")
                 if shape and shape[-1] % elements:
-                    raise ValueError(f"a row of {field.name!r:.99} is no whole number of blocks")
+                    raise _DamagedError(f"a row of {field.name!r:.99} is no whole number of blocks")
                 if field.name in self.found:
-                    raise ValueError(f"two tensors have the name {field.name!r:.99}")
+                    raise _DamagedError(f"two tensors have the name {field.name!r:.99}")
                 self.found[field.name] = GgufTensor(shape, GGMLQuantizationType(kind).name, offset, nbytes, file)
 
     with open(file, "rb") as source:
         start = source.read(8)
     if start[:4] != b"GGUF":
-        raise ValueError("it does not begin with the letters GGUF")
+        raise _DamagedError("it does not begin with the letters GGUF")
     if len(start) == 8 and (version := int.from_bytes(start[4:], "little")) not in VERSIONS:
-        raise ValueError(f"it has version {version}; expected 2 or 3, little-endian")
+        raise _DamagedError(f"it has version {version}; expected 2 or 3, little-endian")
     reader = Reader(file)
     fields = (it for it in reader.fields.values() if not it.name.startswith("GGUF."))
     short = (it for it in fields if it.types != [GGUFValueType.ARRAY])

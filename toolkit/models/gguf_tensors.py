@@ -7,7 +7,7 @@
     fill(parameters, placement)     # dequantise it into its parameter
 
 Names are those of llama.cpp (`gguf.constants.MODEL_TENSORS`), layouts those of its converter (`convert_hf_to_gguf.py`).
-What a tensor holds is described apart from reading it, so that blocks can also be used as they lie.
+A tensor is described apart from reading it, so that its blocks can also be used as they lie.
 """
 
 import os
@@ -66,7 +66,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Names:
-    """What the tensors of an architecture are called in transformers, and which layouts they have."""
+    """The names in transformers of an architecture's tensors, and their layouts."""
 
     block: Mapping[str, str]
     """Parameters of a block by the tensor's name without its number and `.weight` or `.bias`."""
@@ -80,7 +80,7 @@ class Names:
     paired: bool = False
     """Whether the rows of queries and keys are rotated pairs side by side."""
     shift: float = 0.0
-    """What is added to the weights of norms."""
+    """The number that is added to the weights of norms."""
     interleaved: bool = False
     """Whether an expert's gate and up projection are columns in turns, and the experts' matrices are transposed."""
 

@@ -262,7 +262,7 @@ def _dequantised(sha256: str, make: Callable[[Path], None]) -> str:
 
 
 def _sha256(file: Path) -> str:
-    """Of a file; of pieces, their digests one after the other."""
+    """The SHA-256 of a file, or of each of its pieces."""
     from toolkit.models.gguf_header import read_header
 
     return " ".join(map(file_sha256, read_header(file).files))
