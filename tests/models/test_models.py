@@ -98,6 +98,16 @@ def test_pickled_weights_are_never_read(tmp_path, call):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("call", [load_model, check_model])
+def test_a_tokenizer_of_sentencepiece_alone_names_its_packages(tmp_path, monkeypatch, call):
+    """The first byte of its file is that of a protocol buffer. Neither package is one of the toolkit's."""
+    monkeypatch.setattr("toolkit.models.loading.find_spec", lambda name: None)
+    small("Llama", **FAMILIES["Llama"]).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02")
+    with pytest.raises(UserError, match=r"tokenizer\.model; `pip install sentencepiece protobuf`, or [^\n]* it$"):
+        call(str(tmp_path))
+
+
 def test_tensors_that_do_not_fit_the_config_are_named(tmp_path):
     write_family("Qwen2", tmp_path, torch.float32)
     whole, weights = load_file(tmp_path / "model.safetensors"), tmp_path / "model.safetensors"

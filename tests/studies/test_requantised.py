@@ -54,6 +54,28 @@ def test_matrices_are_quantised_once_more_and_all_else_is_copied(source, tmp_pat
         assert np.array_equal(tensor.data, expected), name
 
 
+def test_the_pieces_of_a_split_file_become_one_file(source, tmp_path):
+    keys, tensors = read(source)
+    writer = gguf.GGUFWriter(tmp_path / "split.gguf", "llama", split_max_tensors=8)
+    for name, field in gguf.GGUFReader(source).fields.items():
+        if name in keys and name != "general.architecture":
+            inner = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    pieces = sorted(tmp_path.glob("split*"))
+    assert len(pieces) > 1
+    requantise(pieces[-1], tmp_path / "joined.gguf", "Q4_0")
+    requantise(source, tmp_path / "target.gguf", "Q4_0")
+    (keys, expected), (found_keys, found) = read(tmp_path / "target.gguf"), read(tmp_path / "joined.gguf")
+    assert found_keys == keys
+    assert {name: tensor.data.tobytes() for name, tensor in found.items()} == {
+        name: tensor.data.tobytes() for name, tensor in expected.items()
+    }
+
+
 def test_a_model_in_memory_gets_the_weights_of_the_file(source, tmp_path):
     model = twin_model("toy-llama", 2)
     write_gguf(model, source, "F16")

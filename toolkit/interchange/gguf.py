@@ -80,7 +80,11 @@ def layer_span(file: Path) -> tuple[int, int]:
 
 
 def _layers(file: Path) -> list[GgufTensor]:
-    return [tensor for name, tensor in read_header(file).tensors.items() if name.startswith(LAYERS)]
+    """The tensors of a file's layers. Raises `UserError` for a piece of a split file, which has only some of them."""
+    header = read_header(file)
+    if len(header.files) > 1:
+        raise UserError(f"{file}: one of {len(header.files)} pieces; join them with llama-gguf-split --merge first")
+    return [tensor for name, tensor in header.tensors.items() if name.startswith(LAYERS)]
 
 
 def _describe(writer, config, file_type: int) -> None:

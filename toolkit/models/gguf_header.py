@@ -86,8 +86,12 @@ class GgufHeader:
         return counts.most_common(1)[0][0]
 
     def size(self, key: str) -> object:
-        """A value of the architecture's, such as `block_count`; None if the file does not give it."""
-        return self.metadata.get(f"{self.architecture}.{key}")
+        """A value of the architecture's, such as `block_count`; None if the file does not give it.
+
+        An array of one value a block is that value if all are the same.
+        """
+        value = self.metadata.get(f"{self.architecture}.{key}")
+        return value[0] if isinstance(value, list) and value and value == value[:1] * len(value) else value
 
 
 def read_header(file: Path) -> GgufHeader:

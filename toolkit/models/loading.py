@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,10 +98,29 @@ def _check_causal(model: nn.Module) -> None:
 
 def _decoder_config(name: str, place: str, options: dict):
     """The configuration of a model. Raises `UserError` for an encoder-decoder, and what `read_config` raises."""
+    _check_tokenizer(name)
     config = _config(name, place, options)
     if config.is_encoder_decoder:
         raise UserError(f"model {name!r} is an encoder-decoder ({config.model_type}); choose a decoder-only model")
     return config
+
+
+def _check_tokenizer(name: str) -> None:
+    """Raise `UserError` for a folder whose only tokenizer is SentencePiece's, unless the packages to read it are there.
+
+    Its file is a protocol buffer whose first field is a token; OpenAI's of the same name are lines of text.
+    """
+    folder = Path(name)
+    file = folder / "tokenizer.model"
+    if not file.is_file() or (folder / "tokenizer.json").exists():
+        return
+    with open(file, "rb") as source:
+        pieces = source.read(1) == b"\n"
+    if pieces and not (find_spec("sentencepiece") and find_spec("google") and find_spec("google.protobuf")):
+        raise UserError(
+            f"cannot load model {name!r}: its only tokenizer is SentencePiece's tokenizer.model; `pip install "
+            "sentencepiece protobuf`, or save a tokenizer.json beside it"
+        )
 
 
 def _check_complete(name: str, report: Mapping[str, Iterable[str]]) -> None:
@@ -223,7 +243,8 @@ def _loading(name: str, options: dict) -> Iterator[None]:
         with hub.lean("hqq"), hub.quiet() if options["local_files_only"] else contextlib.nullcontext():
             yield
     except Exception as error:  # whatever fails in a foreign file
-        raise UserError(f"cannot load model {name!r}: {hub.reason(error)}; {_offline_models()}") from error
+        others = "" if name and Path(name).is_dir() else f"; {_offline_models()}"
+        raise UserError(f"cannot load model {name!r}: {hub.reason(error)}{others}") from error
 
 
 def _offline_models() -> str:

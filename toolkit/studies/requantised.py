@@ -7,9 +7,10 @@ The decoded weights of the first file count as the model, since there is no bett
 model in memory the weights that such a file decodes to.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ HALF = "F16"
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 ROUTER = "ffn_gate_inp"  # stays as it is
 FILE_TYPE = "general.file_type"
-COMPUTED = ("GGUF.", "general.architecture", FILE_TYPE)  # keys that the writer gives itself
+COMPUTED = ("GGUF.", "general.architecture", FILE_TYPE, "split.")  # keys that the writer gives itself
 MOST_BYTES = 2  # of a weight: F16 is the largest type
 
 
@@ -45,17 +46,17 @@ def requantise(source: Path, target: Path, mixture: str) -> None:
     kinds = {name: kind for name in header.tensors if (kind := _kind(header, name, mixture))}
     check_space(target.parent, header.weights * MOST_BYTES)
     try:
-        reader = gguf.GGUFReader(source)
+        readers = [gguf.GGUFReader(file) for file in header.files]
     except Exception as error:  # whatever fails in a foreign file
-        raise UserError(f"{source}: cannot be read as a GGUF file: {line(error)}; expected version 2 or 3") from error
+        raise UserError(f"{source}: cannot be read as a GGUF file: {line(error)}") from error
     with replacing(target) as temporary:
         writer = gguf.GGUFWriter(temporary, str(header.architecture))
-        for field in reader.fields.values():
+        for field in readers[0].fields.values():
             if not field.name.startswith(COMPUTED):
                 inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
                 writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
         writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{mixture}"])
-        _write_tensors(writer, reader, kinds)
+        _write_tensors(writer, [tensor for reader in readers for tensor in reader.tensors], kinds)
         writer.close()
 
 
@@ -94,11 +95,11 @@ def _kind(header: GgufHeader, name: str, mixture: str) -> str | None:
     return tensor_type(mixture, tensor.removesuffix("_exps"), layer, layers, shape[-1], sharing)
 
 
-def _write_tensors(writer, reader, kinds: Mapping[str, str]) -> None:
+def _write_tensors(writer, tensors: Sequence[Any], kinds: Mapping[str, str]) -> None:
     """One tensor at a time is in memory."""
     import gguf
 
-    for tensor in reader.tensors:
+    for tensor in tensors:
         kind = gguf.GGMLQuantizationType[kinds[tensor.name]] if tensor.name in kinds else tensor.tensor_type
         block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         shape, values = tensor.shape[::-1].tolist(), np.dtype(np.float32)  # the shape counts values, not bytes
@@ -106,8 +107,8 @@ def _write_tensors(writer, reader, kinds: Mapping[str, str]) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    with progress("tensors", len(reader.tensors), "tensors") as bar:
-        for tensor in reader.tensors:
+    with progress("tensors", len(tensors), "tensors") as bar:
+        for tensor in tensors:
             kind = kinds.get(tensor.name)
             writer.write_tensor_data(tensor.data if kind is None else _converted(tensor, kind))
             bar.update()
