@@ -15,7 +15,7 @@ import transformers
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.models import load_model
-from toolkit.models.gguf import BY_TRANSFORMERS, architectures, read
+from toolkit.models.gguf import BY_TRANSFORMERS, architectures, check, read
 from toolkit.models.gguf_config import FAMILIES, config_of
 from toolkit.models.gguf_header import read_header
 from toolkit.models.gguf_second_reading import compare
@@ -189,6 +189,36 @@ def test_a_scaling_without_a_type_is_linear(tmp_path):
     for key in ("rope.scaling.factor", "rope.scale_linear"):
         rope = config_of(replace(header, metadata=header.metadata | {f"llama.{key}": 4.0})).rope_parameters
         assert (rope["rope_type"], rope["factor"]) == ("linear", 4.0)
+
+
+STRANGE = (-1, 0, 7, 0.5, 1e30, float("nan"), "", "abc", True, [], [1, 2, 3], ["a"])
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gemma3", "phi3, long", "qwen2, yarn"])
+def test_strange_values_never_break_the_reader(tmp_path, name):
+    """Any value of any key makes a configuration or is refused as bad input."""
+    write(CASES[name].model(), CASES[name], tmp_path / "model.gguf")
+    header = read_header(tmp_path / "model.gguf")
+    refused = 0
+    for key in [key for key in header.metadata if key.startswith(f"{header.architecture}.")]:
+        for value in STRANGE:
+            refused += isinstance(outcome(replace(header, metadata=header.metadata | {key: value})), str)
+    assert refused > 50
+
+
+def test_a_key_that_transformers_leaves_out_refuses_what_only_it_reads(tmp_path):
+    write(CASES["llama"].model(), CASES["llama"], tmp_path / "model.gguf")
+    header = read_header(tmp_path / "model.gguf")
+    keys = {
+        "general.architecture": "falcon",
+        "tokenizer.ggml.model": "gpt2",
+        "falcon.attention.layer_norm_epsilon": 1e-5,
+    }
+    check(replace(header, metadata=keys))
+    with pytest.raises(
+        UserError, match=r"its falcon\.rope\.scaling\.type is 'yarn', which transformers' loader leaves"
+    ):
+        check(replace(header, metadata=keys | {"falcon.rope.scaling.type": "yarn"}))
 
 
 def test_blocks_that_differ_are_refused(tmp_path):

@@ -8,6 +8,7 @@ transformers' own loader, which leaves out keys: a file with a key that it leave
 
 import contextlib
 import io
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,8 @@ from toolkit.records import line
 
 # architectures that only transformers' loader reads
 BY_TRANSFORMERS = ("bloom", "deci", "falcon", "gemma4", "gpt2", "lfm2", "mamba", "qwen35", "qwen35moe")
-SIZES = ("context_length", "feed_forward_length", "attention.head_count", "attention.key_length")
+# keys that its loader leaves out, with the values that its classes have; it leaves out lengths, which tensors have
+USUAL = {"attention.head_count": (0,), "attention.layer_norm_epsilon": (1e-5,), "ssm.dt_b_c_rms": (False,)}
 SAMPLE = "The 1st test, naïve: a=b\n"
 
 
@@ -112,16 +114,26 @@ def read_tokenizer(header: GgufHeader) -> Any:
 
     try:
         architecture, vocabulary, settings = get_gguf_tokenizer(str(header.file))
+        _check_words(header, len(vocabulary["tokens"]))
         if "merges" in vocabulary:
             tokens = set(vocabulary["tokens"])
             vocabulary["merges"] = [merge for merge in vocabulary["merges"] if "".join(merge.split(" ", 1)) in tokens]
         backend, more = convert_gguf_tokenizer(architecture, vocabulary)
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **settings, **more)
         tokenizer(SAMPLE)
+    except UserError:
+        raise
     except Exception as error:  # whatever fails in a foreign file
         kind = header.metadata.get("tokenizer.ggml.model")
         raise UserError(f"its tokenizer ({kind!r:.40}) cannot be read: {line(error)}") from error
     return tokenizer
+
+
+def _check_words(header: GgufHeader, count: int) -> None:
+    """Raise `UserError` for tokens that the embedding lacks."""
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding and count > embedding.shape[0]:
+        raise UserError(f"it has {count} tokens, and the embedding has {embedding.shape[0]} rows")
 
 
 def _check_keys(header: GgufHeader) -> None:
@@ -134,8 +146,9 @@ def _check_keys(header: GgufHeader) -> None:
     prefix, used = f"{header.architecture}.", set(_used_keys(header))
     for key, value in header.metadata.items():
         short = key.removeprefix(prefix)
-        known = short in used or short in HARMLESS + SIZES or (short in NEUTRAL and value in NEUTRAL[short])
-        if key.startswith(prefix) and not known:
+        known = short in used or short in HARMLESS or short.endswith(("_length", "head_count_kv"))
+        usual = any(math.isclose(value, other, rel_tol=1e-6) for other in (NEUTRAL | USUAL).get(short, ()))
+        if key.startswith(prefix) and not known and not usual:
             raise UserError(
                 f"its {key} is {line(repr(value)):.60}, which transformers' loader leaves out for this architecture"
             )

@@ -84,6 +84,13 @@ class Values:
             raise self.refusal(key, value, "a number")
         return value
 
+    def count(self, key: str, default: int | None = None) -> int:
+        """A positive whole number."""
+        value = self.number(key, default)
+        if value != int(value) or value < 1:
+            raise self.refusal(key, value, "a positive whole number")
+        return int(value)
+
     def refusal(self, key: str, value: object, expected: str) -> UserError:
         """The error for a value that cannot be applied."""
         return UserError(f"its {self.prefix}{key} is {line(repr(value)):.60}; expected {expected}")
@@ -154,10 +161,10 @@ def _sizes(values: Values) -> dict[str, Any]:
     if "token_embd.weight" not in header.tensors:
         raise UserError("it lacks the token embedding, token_embd.weight")
     vocabulary, hidden = header.tensors["token_embd.weight"].shape
-    heads, width = values.number("attention.head_count"), values.number("embedding_length")
-    if width != hidden or not heads:
-        raise values.refusal("embedding_length", width, f"{hidden}, the columns of token_embd.weight, and heads")
-    head_dim = values.number("attention.key_length", hidden // heads)
+    heads, width = values.count("attention.head_count"), values.count("embedding_length")
+    if width != hidden:
+        raise values.refusal("embedding_length", width, f"{hidden}, the columns of token_embd.weight")
+    head_dim = values.count("attention.key_length", hidden // heads)
     if (value_dim := values.number("attention.value_length", head_dim)) != head_dim:
         expected = f"{value_dim}, as {values.prefix}attention.value_length has"
         raise values.refusal("attention.key_length", head_dim, expected)
@@ -169,10 +176,10 @@ def _sizes(values: Values) -> dict[str, Any]:
         "hidden_size": hidden,
         "head_dim": head_dim,
         "num_attention_heads": heads,
-        "num_key_value_heads": values.number("attention.head_count_kv", heads),
+        "num_key_value_heads": values.count("attention.head_count_kv", heads),
         "num_hidden_layers": count,
         "intermediate_size": values.number("feed_forward_length", 0),
-        "max_position_embeddings": values.number("context_length"),
+        "max_position_embeddings": values.count("context_length"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         **{name: token if type(token) is int and token < vocabulary else None for name, token in tokens.items()},
     }
@@ -180,8 +187,10 @@ def _sizes(values: Values) -> dict[str, Any]:
 
 def _route(values: Values, family: Family, fields: dict[str, Any]) -> None:
     """The fields of a mixture of experts."""
-    fields[family.experts] = values.number("expert_count")
-    fields["num_experts_per_tok"] = values.number("expert_used_count")
+    fields[family.experts] = count = values.count("expert_count")
+    fields["num_experts_per_tok"] = used = values.count("expert_used_count")
+    if used > count:
+        raise values.refusal("expert_used_count", used, f"at most {count}, the number of experts")
     gating, normed = values.take("expert_gating_func", family.gating), values.take("expert_weights_norm", family.normed)
     if not isinstance(normed, bool):
         raise values.refusal("expert_weights_norm", normed, "true or false")
@@ -270,9 +279,17 @@ def _factors(values: Values, name: str, dimensions: int) -> list[float]:
     return factors.tolist()
 
 
+def _window_of(values: Values, default: int | None = None) -> int | None:
+    """The tokens that a sliding window sees; None for 0, which is no window."""
+    window = values.number(key := "attention.sliding_window", default)
+    if window != int(window) or window < 0:
+        raise values.refusal(key, window, "a whole number of tokens")
+    return int(window) or None
+
+
 def _slide(values: Values, fields: dict[str, Any], period: int, window: int | None = None) -> None:
     """A sliding window in all blocks but every `period`-th, unless the header has a pattern."""
-    fields["sliding_window"] = values.number("attention.sliding_window", window) or None
+    fields["sliding_window"] = _window_of(values, window)
     count, key = fields["num_hidden_layers"], "attention.sliding_window_pattern"
     if isinstance(pattern := values.unused.get(key), list):
         del values.unused[key]
@@ -286,14 +303,14 @@ def _slide(values: Values, fields: dict[str, Any], period: int, window: int | No
 
 def _llama(values: Values, fields: dict[str, Any]) -> None:
     """Llama, or what converters write as one: Mistral with its window, Mixtral with experts."""
-    window = values.number("attention.sliding_window", 0)
+    window = _window_of(values, 0)
     if values.has("ffn_gate_inp.weight"):
         _route(values, MIXTRAL, fields)
         fields["model"] = MIXTRAL.model
     elif window:
         fields["model"] = "mistral"
     if "model" in fields:
-        fields["sliding_window"] = window or None
+        fields["sliding_window"] = window
         del fields["attention_bias"], fields["mlp_bias"]  # tensors of biases are refused by name
 
 
@@ -363,7 +380,7 @@ def _window(period: int) -> Callable[[Values, dict[str, Any]], None]:
 
 
 def _phi_3(values: Values, fields: dict[str, Any]) -> None:
-    fields["sliding_window"] = values.number("attention.sliding_window", 0) or None
+    fields["sliding_window"] = _window_of(values, 0)
     if original := fields["rope_parameters"].get("original_max_position_embeddings"):
         fields["original_max_position_embeddings"] = original
 
