@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from toolkit import paths
-from toolkit.costs.probe import describe
 from toolkit.files import make_folder, replacing
 
 
@@ -42,6 +41,8 @@ def disk_parser(description: str, repetitions: int) -> argparse.ArgumentParser:
 
 def save(name: str, report: Mapping[str, object]) -> None:
     """Write results/benchmarks/<name>.json."""
+    from toolkit.costs.probe import describe  # imports pandas, which `gpu.py` does without
+
     target = paths.results_dir() / "benchmarks" / f"{name}.json"
     make_folder(target.parent)
     with replacing(target) as temporary:

@@ -1,9 +1,12 @@
 """Every benchmark runs to its end at a small size; goals of speed are not judged here."""
 
 import importlib
+import json
 import os
 import subprocess
 import sys
+import time
+from argparse import Namespace
 
 import pandas as pd
 import pytest
@@ -18,7 +21,7 @@ from toolkit.storage.packing import Linears, pack_model
 
 FOLDER = paths.root() / "benchmarks"
 SKIPPED = 77  # the status without a GPU, fio or compressed-tensors
-HELPERS = {"fio", "gguf_files", "reports"}
+HELPERS = {"bare", "fio", "gguf_files", "gpu_checks", "gpu_texts", "reports"}
 SMALL = {
     "bitmap": "--rows 64 --columns 64 --repetitions 1",
     "compare_results": "{tmp}/before {tmp}/after",
@@ -84,14 +87,98 @@ def test_a_benchmark_runs(small, monkeypatch, capsys, name):
         assert name == "compare_results" or (small / "results" / "benchmarks" / f"{name}.json").is_file()
 
 
+PLAIN = """
+import runpy, sys
+
+sys.modules.update(dict.fromkeys("{missing}".split()))  # what a plain GPU image may lack
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder)]  # nor is the toolkit installed
+
+from tests.kernels import simulator  # Numba's, without its waits
+
+simulator.install()
+
+
+def run(operations):
+    sys.argv = ["{script}", "--simulate", "--only", operations]
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as ended:
+        return ended.code
+
+
+assert run("by table, csr") == 0
+
+from toolkit.kernels.csr import cuda
+
+kernel = cuda.add_matvec
+
+
+def planted(outliers, x, out):
+    if len(x) > 1:
+        raise RuntimeError("a planted error")
+    kernel(outliers, x, out)
+    out += 1
+
+
+cuda.add_matvec = planted
+assert run("outliers as csr") == 1
+"""
+MISSING = "pydantic zstandard gguf lz4 hqq jaxtyping filelock pandas psutil accelerate datasets mwparserfromhell"
+
+
 @needs_numba_cuda
-def test_a_gpu_s_checks_run_in_the_simulator(tmp_path):
-    """In the one without its waits (`tests/kernels/simulator.py`)."""
-    arguments = [str(FOLDER / "gpu.py"), "--simulate", "--only", "by table, csr"]
-    code = "import runpy; from tests.kernels import simulator; simulator.install(); import sys;"
-    code += f"sys.argv = {arguments}; runpy.run_path(sys.argv[0], run_name='__main__')"
-    changes = {"TOOLKIT_RESULTS_DIR": str(tmp_path), "PYTHONPATH": f"{paths.root()}:{FOLDER}"}
-    environment = os.environ | changes | {"NUMBA_ENABLE_CUDASIM": "1"}
-    done = subprocess.run([sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True)
+def test_a_gpu_s_checks_run_from_a_bare_checkout_and_see_a_wrong_kernel(tmp_path):
+    code = PLAIN.format(missing=MISSING, script=FOLDER / "gpu.py")
+    changes = {"TOOLKIT_RESULTS_DIR": str(tmp_path), "PYTHONPATH": str(paths.root()), "NUMBA_ENABLE_CUDASIM": "1"}
+    settings = {"env": os.environ | changes, "cwd": tmp_path, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-P", "-c", code], **settings)
     assert done.returncode == 0, done.stderr
     assert "3 checks, 0 wrong" in done.stdout
+    assert "| outliers as csr, 1 | 3x20 | **WRONG** by 1 |" in done.stdout
+    assert "| outliers as csr, 3 | 3x20 | **FAILED**: RuntimeError: a planted error |" in done.stdout
+    assert "2 checks, 2 wrong" in done.stdout
+    kept = json.loads((tmp_path / "benchmarks" / "gpu.json").read_text())
+    assert [row["right"] for row in kept["rows"]] == [False, False]
+
+
+WORKER = """
+import json, os, sys, time
+
+def tell(**line):
+    print(json.dumps(line), flush=True)
+
+def begin(group, check, name):
+    tell(begins=[group, check], operation=name, shape="")
+
+start = tuple(map(int, sys.argv[1:3]))
+if start == (0, 0):
+    begin(0, 0, "good")
+    tell(operation="good", shape="", right=True)
+    begin(0, 1, "crash")
+    os.kill(os.getpid(), 9)
+if start == (0, 2):
+    begin(0, 2, "breaks the GPU")
+    tell(operation="breaks the GPU", shape="", right=False, failed="an illegal address")
+    sys.exit(3)
+if start == (0, 3):
+    sys.exit("no memory for the matrices")
+begin(1, 0, "hangs")
+time.sleep(100)
+"""
+
+
+def test_checks_on_a_gpu_go_on_after_one_that_ends_their_process(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    gpu = importlib.import_module("gpu")
+    monkeypatch.setattr(gpu, "WORKER", [sys.executable, "-I", "-S", "-c", WORKER])
+    options = Namespace(only="", repetitions=1, patience=60)
+    rows = list(gpu.checked(gpu.groups(False, True)[:3], options, time.monotonic() + 2))
+    assert [(row.get("operation"), row.get("right"), row.get("failed")) for row in rows[:-1]] == [
+        ("good", True, None),
+        ("crash", False, "status -9: nothing said"),
+        ("breaks the GPU", False, "an illegal address"),
+        ("all", False, "status 1: no memory for the matrices"),
+    ]
+    assert rows[-1] == {"left_out": ["the rest of spqr 3x20", "neurons 3x64"]}
+    rows = list(gpu.told([*gpu.WORKER, "1", "0"], "", 1, time.monotonic() + 60))
+    assert rows[-1] == {"ended": "nothing for 1 s"}

@@ -6,10 +6,9 @@ which is one token at least: all neurons are loaded for it, and what it used sta
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor, nn
@@ -19,6 +18,9 @@ from toolkit.models.ffn import decoder_ffns
 from toolkit.predictors.predictor import Context, Predictor
 from toolkit.predictors.samples import Samples
 from toolkit.sparsity.thresholds import changed, fed, thresholded
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @contextmanager
@@ -122,7 +124,7 @@ def check_fits(model: nn.Module, predictors: Sequence[Predictor | None]) -> None
             )
 
 
-def quality(predictors: Sequence[Predictor | None], samples: Samples, prompt: int = 0) -> pd.DataFrame:
+def quality(predictors: Sequence[Predictor | None], samples: Samples, prompt: int = 0) -> "pd.DataFrame":
     """The predictors' scores on samples, one row per layer.
 
     Columns: layer, predictor (its name, "none" where every neuron is loaded), nbytes, active and predicted (shares of
@@ -142,6 +144,8 @@ def quality(predictors: Sequence[Predictor | None], samples: Samples, prompt: in
         lengths = map(len, samples.inputs[0].split(length))
         sequences = [_Sequence(tokens, prompt, sees_all=True) for tokens in lengths]
     counted = torch.arange(len(samples.inputs[0])) % length >= prompt
+    import pandas as pd  # a model runs without it
+
     return pd.DataFrame(_quality(layer, one, samples, sequences, counted) for layer, one in enumerate(predictors))
 
 

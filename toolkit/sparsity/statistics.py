@@ -6,9 +6,9 @@ or window of tokens reaches from one into another.
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
@@ -17,10 +17,13 @@ from toolkit.errors import UserError
 from toolkit.progress import progress
 from toolkit.sparsity.trace import Trace
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 USAGE, VERSION = "usage of neurons", "1"
 
 
-def sparsity(trace: Trace) -> pd.DataFrame:
+def sparsity(trace: Trace) -> "pd.DataFrame":
     """How many neurons are active a token.
 
     Columns: layer, neurons, sparsity (share of zeros), active (mean a token), fewest, most (over tokens), never (share
@@ -33,10 +36,10 @@ def sparsity(trace: Trace) -> pd.DataFrame:
         row = {"layer": layer, "neurons": count, "sparsity": 1 - a_token.mean() / count, "active": a_token.mean()}
         row |= {"fewest": a_token.min(), "most": a_token.max(), "never": 1 - _counts(used) / count}
         rows.append(row)
-    return pd.DataFrame(rows)
+    return _frame(rows)
 
 
-def aggregated_usage(trace: Trace, tokens: int) -> pd.DataFrame:
+def aggregated_usage(trace: Trace, tokens: int) -> "pd.DataFrame":
     """The share of neurons that k tokens in a row use, s_agg(k), for k from 1 to `tokens`: the mean over all windows.
 
     Columns: layer, tokens (k), used, most (the share in the window that uses the most: a layer's memory, Req), new
@@ -57,10 +60,10 @@ def aggregated_usage(trace: Trace, tokens: int) -> pd.DataFrame:
                 rows.append({"layer": layer, "tokens": k, "used": used, "most": shares.max(), "new": used - before})
                 before = used
             bar.update()
-    return pd.DataFrame(rows)
+    return _frame(rows)
 
 
-def overlap(trace: Trace, distances: Sequence[int]) -> pd.DataFrame:
+def overlap(trace: Trace, distances: Sequence[int]) -> "pd.DataFrame":
     """The share of a token's neurons that an earlier token used, too: over all pairs of tokens at each distance.
 
     Columns: layer, distance (in tokens), shared (of the later token's neurons), jaccard (both over either), chance
@@ -78,7 +81,7 @@ def overlap(trace: Trace, distances: Sequence[int]) -> pd.DataFrame:
             both, either = _counts(earlier & later).sum(), _counts(earlier | later).sum()
             row = {"layer": layer, "distance": distance, "shared": _ratio(both, _counts(later).sum())}
             rows.append(row | {"jaccard": _ratio(both, either), "chance": chance})
-    return pd.DataFrame(rows)
+    return _frame(rows)
 
 
 def usage_of(trace: Trace, layer: int) -> Float[Tensor, " neurons"]:
@@ -119,3 +122,9 @@ def load_usage(path: str | os.PathLike, model: str) -> list[Float[Tensor, " neur
     _, tensors = tensor_files.load_for(path, USAGE, (VERSION,), model)
     with tensor_files.consistent(path, USAGE):
         return [tensors[str(layer)] for layer in range(len(tensors))]
+
+
+def _frame(rows: list[dict]) -> "pd.DataFrame":
+    import pandas as pd  # a model runs without it
+
+    return pd.DataFrame(rows)
