@@ -3,6 +3,7 @@
 Tiny models with random weights stand in for the real ones; the sweep runs the explorers on those.
 """
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -76,6 +77,28 @@ def test_a_token_in_memory_takes_its_bytes_over_the_bandwidth(timeline, in_memor
     assert "24 layers in GPU memory, 0 in DRAM, 0 on disk" in in_memory
     assert "0.00 GB read from disk" in in_memory
     assert seconds(moved(timeline, device_gb_s=2000)) == pytest.approx(nbytes / 2000e9, rel=0.01)
+
+
+def test_the_software_s_own_time_grows_with_the_layers(timeline, in_memory):
+    """A layer of OPT-1.3B has 12 · 2048² weights, 0.1007 GB: 9.3209 ms a GB are 0.94 ms, not OPT-66B's 19."""
+    sentence = moved(timeline, machine="endor-rtx4080")
+    assert "*Rest:* 0.94 ms a layer, Hugging Face Accelerate's own time" in sentence
+    parameters = ARCHITECTURES["opt-1.3b"].parameters
+    nbytes = 2 * (parameters["attention"] + parameters["ffn"] + parameters["embedding"])
+    assert seconds(sentence) == pytest.approx(nbytes / 716.8e9 + 24 * 0.938e-3, rel=0.01)
+    assert "*Rest:* 19 ms a layer" in moved(timeline, model="opt-66b")
+    assert "*Rest:*" not in moved(timeline, machine="hermes-rtx4090", model="opt-1.3b")  # it waits for no DIMM
+
+
+def test_no_more_than_all_bytes_of_the_ffns_fit(timeline, in_memory):
+    shares = []
+    for model in (name for name, shape in ARCHITECTURES.items() if shape.experts):
+        for method in ("dense", "endor", "neurons"):
+            for device_gb in (15, 30, 80):
+                sentence = moved(timeline, model=model, method=method, device_gb=device_gb)
+                shares += [int(share) for share in re.findall(r"(\d+)% of the FFNs' bytes fit", sentence)]
+    assert len(shares) > 5
+    assert max(shares) <= 100
 
 
 def test_layers_that_do_not_fit_are_read_from_the_disk(timeline, in_memory):

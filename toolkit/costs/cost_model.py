@@ -46,7 +46,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class PlacedLayer:
-    """Weights that live in one tier. `overhead_s` is the processor's time beside them (a `Software.layer_s`)."""
+    """Weights that live in one tier. `overhead_s` is the processor's time beside them (`Profile.rest_s`)."""
 
     weights: tuple[Weight, ...]
     placement: str

@@ -254,7 +254,9 @@ class _Layers:
         """In the order in which the loader and the GPU take them: this layer's loads before those of the next."""
         before, ahead = None, []  # `ahead`: loads of this layer that were begun in the one before
         for layer in range(self.shape.layers):
-            dense = self._product("attention", layer, self._dense_weights(layer), fixed_s=self._layer_s, after=[before])
+            weights = self._dense_weights(layer)
+            rest_s = self.machine.rest_s(VALUE_BYTES * weights)
+            dense = self._product("attention", layer, weights, fixed_s=rest_s, after=[before])
             yield dense
             before = dense
             if layer < self.shape.dense_layers:
@@ -353,10 +355,6 @@ class _Layers:
         if layer < shape.dense_layers:
             return attention + parts["ffn"] // shape.dense_layers
         return attention + shape.experts * shape.hidden + shape.shared_experts * expert_weights(shape)
-
-    @property
-    def _layer_s(self) -> float:
-        return self.machine.software.layer_s if self.machine.software else 0.0
 
 
 def _head_weights(shape: ModelShape) -> int:

@@ -37,7 +37,7 @@ UNITS = {  # the end of an attribute's name, and the factor to its unit
     **{"GB": ("_bytes", GB), "TB": ("_bytes", 1e12), "GiB": ("_bytes", float(GIB))},
     **{"GB/s": ("_gb_s", 1.0), "GiB/s": ("_gb_s", GIB / GB), "us": ("_s", 1e-6), "ms": ("_s", 1e-3)},
     **{"TFLOP/s": ("_tflop_s", 1.0), "GFLOP/s": ("_tflop_s", 1e-3), "GHz": ("_ghz", 1.0), "cycles": ("_cycles", 1.0)},
-    **{"DIMMs": ("", 1), "ratio": ("_share", 1.0)},
+    **{"DIMMs": ("", 1), "ratio": ("_share", 1.0), "ms/GB": ("_s_gb", 1e-3)},
 }
 RENAMED = {"compute_tflop_s": "tflop_s", "clock_ghz": "sm_ghz", "reach_share": "bandwidth_share"}
 NUMBERS: Any = dict[

@@ -33,7 +33,7 @@ from itertools import chain, product
 import numpy as np
 import pandas as pd
 
-from toolkit.costs.cost_model import PlacedLayer, predict, weights
+from toolkit.costs.cost_model import PlacedLayer, Weight, predict, weights
 from toolkit.costs.machine import Profile
 from toolkit.costs.stage_tables import DENSE, LABELS, beside_dense, relative_to
 from toolkit.models.workload import Workload
@@ -54,11 +54,11 @@ class Case:
 def layer_of(workload: Workload, machine: Profile, method: str, placement: str) -> PlacedLayer:
     """A whole decoder layer of a workload, stored as a method stores it."""
     stored = weights(workload.shapes(), method, workload.dtype, workload.sparsity)
-    return PlacedLayer(stored, placement, _overhead_s(machine))
+    return PlacedLayer(stored, placement, machine.rest_s(_dense_bytes(stored)))
 
 
-def _overhead_s(machine: Profile) -> float:
-    return machine.software.layer_s if machine.software else 0.0
+def _dense_bytes(stored: Iterable[Weight]) -> int:
+    return sum(weight.dense_bytes for weight in stored)
 
 
 def operation_table(
@@ -115,7 +115,10 @@ def _layers(
 ) -> Callable[[Profile], Sequence[PlacedLayer]]:
     """A layer in each of these tiers, with the machine's overhead; or one of its operations, without."""
     stored = weights(workload.shapes([op] if op else []), way.method, workload.dtype, workload.sparsity)
-    return lambda machine: [PlacedLayer(stored, tier, 0.0 if op else _overhead_s(machine)) for tier in tiers]
+    whole_bytes = 0 if op else _dense_bytes(stored)
+    return lambda machine: [
+        PlacedLayer(stored, tier, machine.rest_s(whole_bytes) if whole_bytes else 0.0) for tier in tiers
+    ]
 
 
 def _passes(
