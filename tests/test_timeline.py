@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolkit import timeline
 from toolkit.errors import UserError
+from toolkit.kernels.engine.compiled import compiled
 from toolkit.timeline import STAGES, Recorder, Span, Timeline, union_s
 
 
@@ -38,7 +40,7 @@ class Clock:
 def test_times_by_hand():
     timeline = Timeline(spans(), "modelled")
     assert timeline.total_s == 6
-    assert [timeline.busy_s(stage) for stage in STAGES] == [6, 1, 1, 0, 0, 0]
+    assert [timeline.busy_s(stage) for stage in STAGES] == [6, 1, 1, 0, 0, 0, 0]
     assert timeline.busy_s() == timeline.busy_s("read", "copy") == 6
 
 
@@ -87,6 +89,43 @@ def test_the_recorder_times_its_bodies():
     assert recorder.timeline() == Timeline(
         (Span("other", "rest", "dram", 2.0, 3.0), Span("read", "fc1", "storage", 1.0, 4.0, 5, 3)), "measured"
     )
+
+
+def test_a_compilation_is_no_part_of_the_span_that_waited_for_it(monkeypatch):
+    """Beside a read of another thread.
+
+    compute   ██cccccc██      0–2, and 8–10; of 2–8, one compilation holds another, 3–4
+    read      .████████.      1–9
+    """
+    recorder, noted = Recorder(), []
+    monkeypatch.setattr(timeline, "_compiled", noted)
+    noted += [(threading.get_ident(), recorder._zero + start, recorder._zero + end) for start, end in ((3, 4), (2, 8))]
+    noted.append((threading.get_ident(), recorder._zero - 5, recorder._zero - 4))  # before this recorder was made
+    noted.append((-1, recorder._zero, recorder._zero + 9))  # another model's thread
+    recorder.add(Span("compute", "fc1", "dram", 0.0, 10.0, nbytes=7))
+    reader = threading.Thread(target=recorder.add, args=[Span("read", "fc2", "storage", 1.0, 9.0)])
+    reader.start()
+    reader.join()
+    found = recorder.timeline()
+    stages = found.stages().set_index("stage")
+    assert stages["seconds"].round(9).to_dict() == {"read": 8, "compute": 4, "compile": 6, "transfer": 8, "total": 10}
+    assert stages["share_percent"].round(9).max() == 100
+    assert stages.loc["compute", "nbytes"] == 7
+    parts = found.breakdown().set_index("stage")
+    assert parts["seconds"].round(9).to_dict() == {"compile": 6, "compute": 4, "read": 0}
+    assert parts["share_percent"].sum() == pytest.approx(100)
+
+
+def test_a_kernel_s_first_call_is_compiled_in_a_stage_of_its_own():
+    recorder, added = Recorder(), compiled(lambda first, second: first + second)
+    for _ in range(2):
+        with recorder.span("compute", "fc1", "dram"):
+            assert added(1, 2) == 3
+    found = recorder.timeline()
+    whole_s = found.busy_s()
+    assert [span.stage for span in found.spans].count("compile") == 1
+    assert found.busy_s("compile") > 0.5 * whole_s > found.busy_s("compute")
+    assert found.busy_s("compile") + found.busy_s("compute") == pytest.approx(whole_s)
 
 
 def test_a_body_that_raises_leaves_no_span_and_its_error():

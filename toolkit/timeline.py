@@ -3,9 +3,13 @@
     recorder = Recorder()
     with recorder.span("read", "fc1", tier="storage", layer=13, nbytes=382_205_952):
         ...
-    recorder.timeline().stages()    # seconds, share and GB/s of every stage
+    recorder.timeline().breakdown()    # where the time went: each instant counts once
+    recorder.timeline().stages()       # how long each stage was busy, and its GB/s: stages overlap
 
 A measured timeline and a modelled one are of the same type, so the same tables and figures are made from both.
+
+A kernel is compiled within the span that first calls it. `compiled_since` notes that, and a recorder cuts it out of the
+span, as a span of the stage `compile`: it happens once on a machine, and is no work of the model.
 """
 
 import threading
@@ -13,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from toolkit.errors import UserError, unknown
@@ -20,9 +25,9 @@ from toolkit.errors import UserError, unknown
 if TYPE_CHECKING:
     import pandas as pd
 
-# storage → memory, DRAM → device, packed → dense, products, the rest, neurons moved within DRAM
-STAGES = ("read", "copy", "decode", "compute", "other", "manage")
-NEAREST = ("compute", "decode", "copy", "manage", "read")  # to the result
+# storage → memory, DRAM → device, packed → dense, products, the rest, neurons moved within DRAM, machine code made
+STAGES = ("read", "copy", "decode", "compute", "other", "manage", "compile")
+NEAREST = ("compile", "compute", "decode", "copy", "manage", "read")  # to the result, which waits for all of them
 EVIDENCE = ("measured", "modelled")
 TRANSFERS = ("read", "copy")
 GB = 1e9
@@ -105,11 +110,11 @@ class Timeline:
         return _frame(rows, columns=columns).astype({"layer": "Int64"}).assign(evidence=self.evidence)
 
     def stages(self) -> "pd.DataFrame":
-        """A row a stage that occurs, then `transfer` (read or copy) and `total`.
+        """A row a stage that occurs, then `transfer` (read or copy) and `total`. `breakdown` has shares that add up.
 
         Columns: stage, seconds (busy, so overlapping spans of a stage count once; of `total` from first start to last
-        end), share_percent of the total (stages that overlap add up to more than 100), nbytes (of `transfer` and
-        `total` what was read and copied), gb_s, evidence.
+        end), share_percent of the total (100 at most; stages overlap, so theirs add up to more), nbytes (of `transfer`
+        and `total` what was read and copied), gb_s, evidence.
         """
         occurring = [stage for stage in STAGES if any(s.stage == stage for s in self.spans)]
         rows = [(stage, self.busy_s(stage), self._nbytes(stage)) for stage in occurring]
@@ -124,9 +129,9 @@ class Timeline:
     def breakdown(self) -> "pd.DataFrame":
         """Where the time went, each instant counted once: a row a stage that occurs.
 
-        Where stages overlap, the instant belongs to the one nearest to the result: `compute`, then `decode`, `copy`,
-        `manage`, `read`. So the seconds of `read` are those that only the disk was waited for. Columns: stage, seconds,
-        share_percent of their sum, nbytes (as in `stages`), evidence.
+        Where stages overlap, the instant belongs to the one nearest to the result: `compile`, then `compute`, `decode`,
+        `copy`, `manage`, `read`. So the seconds of `read` are those that only the disk was waited for. Columns: stage,
+        seconds, share_percent of their sum, nbytes (as in `stages`), evidence.
         """
         rows, covered = [], []
         for stage in (*NEAREST, "other"):
@@ -148,7 +153,8 @@ class Recorder:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
         self._clock, self._zero = clock, clock()
-        self._spans: list[Span | tuple] = []  # a tuple holds the fields of a span that is not made yet
+        # each with the thread that added it; a tuple holds the fields of a span that is not made yet
+        self._spans: list[tuple[int, Span | tuple]] = []
         self._lock = threading.Lock()
 
     @contextmanager
@@ -165,11 +171,11 @@ class Recorder:
     def add(self, span: Span) -> None:
         """Add a span that was timed elsewhere, for example by CUDA events, in seconds since this recorder's zero."""
         with self._lock:
-            self._spans.append(span)
+            self._spans.append((threading.get_ident(), span))
 
     def record(self, stage: str, op: str, tier: str, start_s: float, nbytes: int, layer: int | None) -> None:
         """Add a span that ends now. Its fields are checked when the timeline is asked for, so this is quick."""
-        self._spans.append((stage, op, tier, start_s, self.now_s(), nbytes, layer))
+        self._spans.append((threading.get_ident(), (stage, op, tier, start_s, self.now_s(), nbytes, layer)))
 
     def now_s(self) -> float:
         """Seconds since this recorder's zero."""
@@ -178,10 +184,44 @@ class Recorder:
     def timeline(self) -> Timeline:
         """The spans that have ended so far, as a measured timeline."""
         with self._lock:
-            for number, each in enumerate(self._spans):  # in place, since another thread may be recording
+            for number, (thread, each) in enumerate(self._spans):  # in place, since another thread may be recording
                 if isinstance(each, tuple):
-                    self._spans[number] = Span(*each)
-            return Timeline(tuple(self._spans), "measured")
+                    self._spans[number] = thread, Span(*each)
+            return Timeline(tuple(self._apart_from_compilations()), "measured")
+
+    def _apart_from_compilations(self) -> Iterator[Span]:
+        """The spans without the compilations of their own thread, and those as spans."""
+        threads = {thread for thread, _ in self._spans} if self._clock is time.perf_counter else set()
+        compiled = {thread: self._compilations(thread) for thread in threads}
+        for thread, span in self._spans:
+            within = [ends for ends in compiled.get(thread, ()) if ends[0] < span.end_s and ends[1] > span.start_s]
+            if not within:
+                yield span
+                continue
+            left = gaps([(start - span.start_s, end - span.start_s) for start, end in within], span.seconds)
+            parts = [replace(span, start_s=span.start_s + start, end_s=span.start_s + end) for start, end in left]
+            first, *others = parts or [replace(span, end_s=span.start_s)]
+            yield from (first, *(replace(part, nbytes=0) for part in others))  # the bytes count once
+        for start_s, end_s in sorted(chain(*compiled.values())):
+            yield Span("compile", "kernels", "dram", start_s, end_s)
+
+    def _compilations(self, thread: int) -> list[tuple[float, float]]:
+        """A thread's compilations since this recorder's zero: one that compiles others holds theirs."""
+        found: list[tuple[float, float]] = []
+        for start, end in sorted(
+            (start - self._zero, end - self._zero) for of, start, end in _compiled if of == thread
+        ):
+            if start >= 0 and (not found or start >= found[-1][1]):
+                found.append((start, end))
+        return found
+
+
+_compiled: list[tuple[int, float, float]] = []  # of this process: thread, start and end by `time.perf_counter`
+
+
+def compiled_since(start: float) -> None:
+    """Note that this thread has compiled kernels since `start`, an instant of `time.perf_counter`."""
+    _compiled.append((threading.get_ident(), start, time.perf_counter()))
 
 
 class ReportedTime(Recorder):

@@ -18,6 +18,7 @@ import logging
 import pickle
 import secrets
 import sys
+import time
 from collections.abc import Callable
 from functools import cache, partial
 from importlib.metadata import version
@@ -39,6 +40,7 @@ from toolkit.cache import shelf
 from toolkit.errors import UserError
 from toolkit.files import replacing
 from toolkit.progress import tell_once
+from toolkit.timeline import compiled_since
 
 OURS = "toolkit.kernels."
 FOLDER = Path(__file__).parents[1]  # of all kernels' sources
@@ -110,17 +112,20 @@ class Files(NullCache):
     """The cache of one function's compiled code: Numba asks it before it compiles, and hands it the result."""
 
     def __init__(self, function: FunctionType):
-        self.function = function
+        self.function, self.begun = function, 0.0
 
     def load_overload(self, signature, target_context) -> CompileResult | None:
         """The code for these types of arguments; None if there is none."""
+        self.begun = time.perf_counter()
         target_context.refresh()
         file = self._file(signature, target_context.codegen())
         try:
             content = file.read_bytes() if file else b""
             if not content or signed(file, content[CHECKSUM_BYTES:]) != content:
                 return None
-            return CompileResult._rebuild(target_context, *pickle.loads(content[CHECKSUM_BYTES:]))
+            code = CompileResult._rebuild(target_context, *pickle.loads(content[CHECKSUM_BYTES:]))
+            compiled_since(self.begun)
+            return code
         except FileNotFoundError:
             tell_once("compiling kernels for this processor, once")
             return None
@@ -130,6 +135,7 @@ class Files(NullCache):
 
     def save_overload(self, signature, result: CompileResult) -> None:
         """Keep what was just compiled, unless it holds addresses of this process."""
+        compiled_since(self.begun)
         if result.library.has_dynamic_globals or result.lifted:
             return
         if file := self._file(signature, result.codegen):

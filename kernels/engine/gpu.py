@@ -5,6 +5,7 @@ A thread block is (32, y, z) threads: `threadIdx.x` is the lane, each y and z a 
 Import this only where CUDA kernels are used.
 """
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from toolkit.kernels.engine import elements
+from toolkit.timeline import compiled_since
 
 LANES = 32  # threads of a warp
 WARPS = 4  # of a thread block, at most: small blocks use more of a multiprocessor's registers
@@ -224,7 +226,10 @@ def run(kernel, launch: Launch, device: torch.device, *arguments) -> None:
         return
     with cuda.gpus[device.index]:
         stream = cuda.external_stream(torch.cuda.current_stream(device).cuda_stream)
+        begun, known = time.perf_counter(), len(kernel.overloads)
         kernel[launch.grid, launch.threads, stream](*arguments)
+        if len(kernel.overloads) > known:
+            compiled_since(begun)
 
 
 def as_array(tensor: Tensor):

@@ -167,10 +167,10 @@ def generate_timed(options: Namespace, model, kind: str, draft=None) -> None:
     moved = table["nbytes"].where(table["stage"].isin(["read", "copy"]), 0) / 1e6
     shown = table.assign(moved_mb=moved)[["stage", "seconds", "share_percent", "moved_mb"]]
     print(shown.to_string(index=False, float_format="{:.1f}".format), file=sys.stderr)
-    print(
-        "each instant counts once; `read` is the time that only the disk took, `other` is all but the linears",
-        file=sys.stderr,
-    )
+    words = "each instant counts once; `read` is the time that only the disk took, `other` is all but the linears"
+    if "compile" in set(table["stage"]):
+        words += "; `compile` is Numba, when a machine or process first needs a kernel"
+    print(words, file=sys.stderr)
 
 
 def _speed(made_s: Sequence[float]) -> str:

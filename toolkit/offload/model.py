@@ -2,7 +2,7 @@
 
     with OffloadedModel.open(folder, dram_bytes=100_000_000) as model:
         tokens = model.generate(**model.tokenizer("Packed weights", return_tensors="pt"), max_new_tokens=20)
-        model.timeline.stages()
+        model.timeline.breakdown()  # where the time went
 
 How weights come is a strategy: whole layers are streamed (`toolkit.offload.streamed`), or only what a token needs is
 read: FFN neurons (`toolkit.offload.by_neuron`), or experts (`toolkit.offload.by_expert`). The folder says which.
