@@ -47,7 +47,7 @@ def matvec(
 ) -> Float32[Tensor, "*batch rows"]:
     """The product of a contiguous matrix with `x`, [columns] or [batch, columns], as fp32 sums.
 
-    `x` is real, is taken as fp32 and may share memory with `out`. There is no gradient. The sums of a row depend on the
+    `x` is real, has any strides, is taken as fp32 and may share memory with `out`. There is no gradient. The sums of a row depend on the
     backend only, not on the batch or the number of threads. The matrix is read from memory once for all vectors, while
     they fit in the caches.
 
@@ -57,9 +57,9 @@ def matvec(
     if weight.dtype not in BITS:
         raise ValueError(f"weight is {weight.dtype}; expected one of {', '.join(map(str, BITS))}")
     expect("weight", weight, weight.dtype, tuple(weight.shape), CPU)
-    each_x, each_out, out = operands(x, out, tuple(weight.shape), CPU)
-    _task(weight, each_x.to(torch.float32), each_out, backend)()
-    return out
+    with operands(x, out, tuple(weight.shape), CPU) as (each_x, each_out, result):
+        _task(weight, each_x.to(torch.float32), each_out, backend)()
+    return result
 
 
 def product(weight: Shaped[Tensor, "rows columns"], x: Float32[Tensor, " _"], out: Float32[Tensor, " _"]) -> Product:

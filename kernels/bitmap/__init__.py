@@ -109,7 +109,7 @@ def matvec(
 ) -> Float32[Tensor, "*batch rows"]:
     """The product of the packed matrix with `x`, [columns] or [batch, columns], read straight from the packed form.
 
-    `x` is real, is taken as fp32 and may share memory with `out`. The sums are kept in fp32, in an order that depends
+    `x` is real, has any strides, is taken as fp32 and may share memory with `out`. The sums are kept in fp32, in an order that depends
     on the backend and on whether there are several vectors. There is no gradient. Entries of `x` must be finite: a
     backend may multiply the zeros too. For several vectors a CPU with SIMD decodes a few rows at a time, which its
     caches hold, and multiplies them with all; a GPU reads the packed matrix once for sixteen.
@@ -118,20 +118,14 @@ def matvec(
     the tensors', and `ValueError` for an `x` or `out` of the wrong shape, type or device or that requires a gradient.
     """
     kernels = BACKENDS.choose(backend, encoded.device)
-    each_x, each_out, out = operands(x, out, encoded.shape, encoded.device)
-    if kernels == CUDA:
-        from toolkit.kernels.bitmap import cuda
+    with operands(x, out, encoded.shape, encoded.device) as (each_x, each_out, result):
+        if kernels == CUDA:
+            from toolkit.kernels.bitmap import cuda
 
-        cuda.matvec(encoded, each_x, each_out)
-        return out
-    given, results = each_x.to(torch.float32).numpy(), each_out.numpy()
-    work = encoded.shape[0], encoded.values.nbytes, *encoded.arrays
-    if len(given) > 1 and kernels.decode_and_multiply:
-        over_rows(kernels.decode_and_multiply(encoded.dtype), *work, given, results)
-        return out
-    for one, result in zip(given, results, strict=True):
-        over_rows(kernels.product(encoded.dtype), *work, one, result)
-    return out
+            cuda.matvec(encoded, each_x, each_out)
+        else:
+            _matvec(encoded, each_x.to(torch.float32).numpy(), each_out.numpy(), kernels)
+    return result
 
 
 def product(encoded: Bitmap, x: Float32[Tensor, " columns"], out: Float32[Tensor, " rows"]) -> Product:
@@ -141,6 +135,15 @@ def product(encoded: Bitmap, x: Float32[Tensor, " columns"], out: Float32[Tensor
     """
     run = BACKENDS.choose("auto").product(encoded.dtype)
     return Product(Task(run, (*encoded.arrays, x.numpy(), out.numpy()), encoded.shape[0], encoded.values.nbytes))
+
+
+def _matvec(encoded: Bitmap, x: np.ndarray, out: np.ndarray, kernels: BitmapBackend) -> None:
+    work = encoded.shape[0], encoded.values.nbytes, *encoded.arrays
+    if len(x) > 1 and kernels.decode_and_multiply:
+        over_rows(kernels.decode_and_multiply(encoded.dtype), *work, x, out)
+        return
+    for one, result in zip(x, out, strict=True):
+        over_rows(kernels.product(encoded.dtype), *work, one, result)
 
 
 def _streaming(out: Tensor) -> bool:

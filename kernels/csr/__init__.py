@@ -49,17 +49,17 @@ def add_matvec(
     `ValueError` for an `x` or `out` of the wrong shape, type or device.
     """
     (rows, columns), device = outliers.shape, outliers.offsets.device
-    each_x, each_out, out = operands(x, out, outliers.shape, device)
     kernels = BACKENDS.choose(backend, device)
-    if kernels == CUDA:
-        from toolkit.kernels.csr import cuda
+    with operands(x, out, outliers.shape, device) as (each_x, each_out, result):
+        if kernels == CUDA:
+            from toolkit.kernels.csr import cuda
 
-        cuda.add_matvec(outliers, each_x, each_out)
-        return out
-    run = _rows(kernels.product, outliers.name, column_bits(columns))
-    given = each_x.to(torch.float32).numpy(), each_out.numpy()
-    over_rows(run, -(-rows // BLOCK), outliers.col_vals.nbytes, *outliers.arrays, *given)
-    return out
+            cuda.add_matvec(outliers, each_x, each_out)
+        else:
+            run = _rows(kernels.product, outliers.name, column_bits(columns))
+            given = each_x.to(torch.float32).numpy(), each_out.numpy()
+            over_rows(run, -(-rows // BLOCK), outliers.col_vals.nbytes, *outliers.arrays, *given)
+    return result
 
 
 @cache

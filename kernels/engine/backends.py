@@ -1,7 +1,8 @@
 """Which backend of a family runs, and the checks on the host before it does."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -80,38 +81,45 @@ def check_operand(x: Tensor) -> None:
         raise ValueError(f"x is {x.dtype}, {x.layout}: expected real numbers in a dense tensor")
 
 
-def operand(x: Tensor, out: Tensor) -> Tensor:
-    """`x` as a kernel may read it while it writes `out`: a copy if the two overlap, and cut off from autograd.
-
-    Raises `ValueError` for an `x` that is complex or not strided, and where autograd would want a gradient: kernels
-    have none.
-    """
-    check_operand(x)
-    if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
-        raise ValueError("x or out requires a gradient, and this product has none: pass x.detach()")
-    overlap = x.data_ptr() < out.data_ptr() + out.nbytes and out.data_ptr() < x.data_ptr() + x.nbytes
-    return x.detach().clone() if overlap else x.detach()
-
-
+@contextmanager
 def operands(
     x: Tensor, out: Tensor | None, shape: tuple[int, int], device: torch.device
-) -> tuple[Float[Tensor, "vectors columns"], Float32[Tensor, "vectors rows"], Float32[Tensor, "*batch rows"]]:
+) -> Iterator[tuple[Float[Tensor, "vectors columns"], Float32[Tensor, "vectors rows"], Float32[Tensor, "*batch rows"]]]:
     """`x` and `out` of a product with a matrix of this shape [rows, columns], as batches; then `out` as it is.
 
-    `x` is [columns] or [batch, columns]; an `out` that is missing is made. Raises `ValueError` for tensors of the wrong
-    shape, type or device, and as `operand` does.
+    `x` is [columns] or [batch, columns]; an `out` that is missing is made. Both may have any strides: the batches are
+    contiguous, and the results reach `out` when the block ends. The vectors are a copy where `x` is not contiguous or
+    shares memory with the results. Raises `ValueError` for tensors of the wrong shape, type or device, for an `x` that
+    is complex or not strided, and where autograd would want a gradient: kernels have none.
     """
     (rows, columns), batch = shape, tuple(x.shape[:1] if x.ndim == 2 else ())
-    expect("x", x, x.dtype, (*batch, columns), device)
+    check_operand(x)
+    _expect_kind("x", x, x.dtype, (*batch, columns), device)
     out = torch.empty(*batch, rows, dtype=torch.float32, device=device) if out is None else out
-    expect("out", out, torch.float32, (*batch, rows), device)
-    vectors = batch[0] if batch else 1
-    return operand(x, out).view(vectors, columns), out.detach().view(vectors, rows), out
+    _expect_kind("out", out, torch.float32, (*batch, rows), device)
+    if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
+        raise ValueError("x or out requires a gradient, and this product has none: pass x.detach()")
+    given, results, vectors = x.detach().contiguous(), out.detach().contiguous(), batch[0] if batch else 1
+    if _overlap(given, results):
+        given = given.clone()
+    yield given.view(vectors, columns), results.view(vectors, rows), out
+    if not out.is_contiguous():
+        out.detach().copy_(results)
 
 
 def expect(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> None:
     """Raise `ValueError` for a tensor that a kernel cannot take as it is."""
+    _expect_kind(name, tensor, dtype, shape, device)
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous")
+
+
+def _expect_kind(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> None:
     if tensor.dtype != dtype or tuple(tensor.shape) != shape:
         raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; expected {dtype} {list(shape)}")
-    if tensor.device != device or not tensor.is_contiguous():
-        raise ValueError(f"{name} must be contiguous and on {device}")
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}; expected it on {device}")
+
+
+def _overlap(x: Tensor, out: Tensor) -> bool:
+    return x.data_ptr() < out.data_ptr() + out.nbytes and out.data_ptr() < x.data_ptr() + x.nbytes

@@ -6,6 +6,7 @@ writes them). The door is `ffn`; `backend="auto"` takes the first backend that t
 kernels.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -14,7 +15,7 @@ from jaxtyping import Float, Float32, UInt8
 from torch import Tensor
 
 from toolkit.errors import unknown
-from toolkit.kernels.engine.backends import AVX2, CUDA, Backend, Backends, expect, operand
+from toolkit.kernels.engine.backends import AVX2, CUDA, Backend, Backends, expect, operands
 from toolkit.kernels.engine.parallel import over_rows
 from toolkit.kernels.neurons import cpu, cpu_records_simd, cpu_simd
 from toolkit.kernels.neurons.records import SECTIONS, record_bytes
@@ -54,7 +55,7 @@ def ffn(
     Args:
         bundles: contiguous, of fp32, fp16 or bf16; 3 · hidden wide with a gate, 2 · hidden without. Or, with `bits`,
             records of quantised neurons, with a gate.
-        x: real, taken as fp32; it may share memory with `out`.
+        x: real, of any strides, taken as fp32; it may share memory with `out`.
         activation: a name in `ACTIVATIONS`.
         bias: of the up projection of each row, for bundles without a gate. The down projection's is the caller's.
         threshold: outputs of neurons that do not exceed it in magnitude count as zero, and their down columns are not
@@ -73,35 +74,38 @@ def ffn(
     tensors of the wrong shape, type or device or that require a gradient, or a threshold below 0.
     """
     hidden, device = x.shape[-1], bundles.device
-    if out is None:
-        out = torch.empty(*x.shape[:-1], hidden, dtype=torch.float32, device=device)
-    gated = _check(bundles, x, activation, bias, threshold, out, bits)
-    vectors = operand(x, out).to(torch.float32).view(-1 if hidden else 1, hidden)
+    gated = _check(bundles, hidden, activation, bias, threshold, bits)
     given, shifts = bundles.detach(), None if bias is None else bias.detach().to(torch.float32)
     chosen = (BACKENDS if bits is None else RECORD_BACKENDS).choose(backend, device)
-    result = out.detach().view(vectors.shape)
-    if chosen == CUDA:
-        from toolkit.kernels.neurons import cuda
+    with operands(x, out, (hidden, hidden), device) as (each_x, each_out, result):
+        vectors = each_x.to(torch.float32)
+        if chosen == CUDA:
+            from toolkit.kernels.neurons import cuda
 
-        cuda.ffn(given, shifts, vectors, activation, threshold, bits, result)
-    else:
-        parts = 1 << min(MOST_PARTS, given.nbytes // PART_BYTES or 1).bit_length() - 1
-        sums, rows = result.numpy(), given.view(STORED[given.dtype]).numpy()
-        sums.fill(0)
-        partials = sums[None] if parts == 1 else np.zeros((parts, *sums.shape), np.float32)
-        run = chosen.product(given.dtype, activation, gated) if bits is None else chosen.product(bits, activation)
-        biases = NO_BIAS if shifts is None else shifts.numpy()
-        over_rows(run, parts, rows.nbytes, rows, biases, vectors.numpy(), np.float32(threshold), partials)
-        if parts > 1:
-            add_up(partials, sums)
-    return out
+            cuda.ffn(given, shifts, vectors, activation, threshold, bits, each_out)
+        else:
+            run = chosen.product(given.dtype, activation, gated) if bits is None else chosen.product(bits, activation)
+            biases = NO_BIAS if shifts is None else shifts.numpy()
+            _ffn(run, given, biases, vectors.numpy(), np.float32(threshold), each_out.numpy())
+    return result
+
+
+def _ffn(
+    run: Callable, bundles: Tensor, bias: np.ndarray, x: np.ndarray, threshold: np.float32, sums: np.ndarray
+) -> None:
+    parts = 1 << min(MOST_PARTS, bundles.nbytes // PART_BYTES or 1).bit_length() - 1
+    rows = bundles.view(STORED[bundles.dtype]).numpy()
+    sums.fill(0)
+    partials = sums[None] if parts == 1 else np.zeros((parts, *sums.shape), np.float32)
+    over_rows(run, parts, rows.nbytes, rows, bias, x, threshold, partials)
+    if parts > 1:
+        add_up(partials, sums)
 
 
 def _check(
-    bundles: Tensor, x: Tensor, activation: str, bias: Tensor | None, threshold: float, out: Tensor, bits: int | None
+    bundles: Tensor, hidden: int, activation: str, bias: Tensor | None, threshold: float, bits: int | None
 ) -> bool:
     """Whether there is a gate. Raises what `ffn` raises."""
-    hidden, batch = x.shape[-1], tuple(x.shape[:1] if x.ndim == 2 else ())
     parts = bundles.shape[1] // hidden if hidden else 2
     if activation not in ACTIVATIONS:
         raise unknown("activation", activation, ACTIVATIONS)
@@ -120,8 +124,6 @@ def _check(
         raise ValueError(f"threshold is {threshold}; expected 0 or more")
     rows, device = bundles.shape[0], bundles.device
     expect("bundles", bundles, dtype, (rows, width), device)
-    expect("x", x, x.dtype, (*batch, hidden), device)
     if bias is not None:
         expect("bias", bias, bias.dtype, (rows,), device)
-    expect("out", out, torch.float32, (*batch, hidden), device)
     return parts == 3

@@ -137,17 +137,18 @@ def matvec(
     """
     device = outliers.offsets.device
     expect("words", words, torch.int64, (*tiles(outliers.shape), TILE), device)
-    each_x, each_out, out = operands(x, out, outliers.shape, device)
     kernels = BACKENDS.choose(backend, device)
-    if kernels in FOR_GPUS:
-        from toolkit.kernels.spqr import cuda
+    with operands(x, out, outliers.shape, device) as (each_x, each_out, result):
+        if kernels in FOR_GPUS:
+            from toolkit.kernels.spqr import cuda
 
-        cuda.matvec(words, outliers, each_x, each_out, FOR_GPUS[kernels])
-        return out
-    product = _product(kernels, words, outliers, _padded(each_x, words.shape[1] * TILE).numpy(), each_out.numpy())
-    for task in (*product.before, product.task):
-        task()
-    return out
+            cuda.matvec(words, outliers, each_x, each_out, FOR_GPUS[kernels])
+        else:
+            given = _padded(each_x, words.shape[1] * TILE).numpy()
+            product = _product(kernels, words, outliers, given, each_out.numpy())
+            for task in (*product.before, product.task):
+                task()
+    return result
 
 
 def product(

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from toolkit.formats import FORMATS, encode
+from toolkit.formats import FORMATS, READABLE, encode
 from toolkit.formats.packed import DTYPES
 from toolkit.formats.scaled import Scaled, unpacked
 
@@ -62,6 +62,20 @@ def test_products_of_every_format_are_those_of_float64(form):
         assert (found.dtype, found.shape) == (torch.float32, shape[:1])
         bound = (weight.double().abs() @ x.double().abs()).max() * max(torch.finfo(torch.float16).eps, _eps(dtype))
         assert float((found.double() - weight.double() @ x.double()).abs().max()) <= 2 * float(bound)
+
+
+@pytest.mark.parametrize("form", READABLE)
+def test_every_format_takes_several_vectors_of_any_strides_and_type(form):
+    """A state-space model hands out transposed vectors; a router may hand out none."""
+    packed, x = encode(form, two_of_four((67, 132), torch.float32)), torch.linspace(-1, 1, 5 * 132).view(5, 132)
+    expected = packed.matvec(x)
+    assert torch.equal(packed.matvec(x.T.contiguous().T), expected)
+    assert torch.equal(packed.matvec(x.repeat(1, 2)[2, :132]), packed.matvec(x[2].clone()))
+    assert torch.equal(packed.matvec(torch.stack([x[2], x[1]], 1)[:, 0]), packed.matvec(x[2].clone()))
+    for dtype in (torch.float64, torch.bfloat16, torch.int64):
+        assert torch.equal(packed.matvec((4 * x).to(dtype)), packed.matvec((4 * x).to(dtype).float()))
+    for few in (0, 1):
+        assert packed.matvec(x[:few]).shape == (few, 67)
 
 
 def _eps(dtype):

@@ -98,7 +98,7 @@ class Packed(ABC):
         return 0 if cls.is_dense else shape[0] * shape[1] * dtype.itemsize
 
     def matvec(self, x: Tensor) -> Tensor:
-        """The matrix times a vector: `x` [columns] → fp32 [rows]. The default decodes the matrix and multiplies."""
+        """The matrix times a real `x` of any strides, [*batch, columns] → fp32 [*batch, rows]: decoded by default."""
         return dense_matvec(self.decode(), x)
 
     def product(self, x: Tensor, out: Tensor) -> Product | None:
