@@ -5,17 +5,19 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from toolkit import interrupts
 from toolkit.errors import Parser, run_command
 
 SCRIPT = "sparse-offload"  # by pyproject.toml
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse and run; 0 if all is well, 2 for bad input, 130 when interrupted."""
+    """Parse and run; 0 if all is well, 2 for bad input, 130 or 143 when interrupted, 141 if nobody reads the text."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError):  # a stream of somebody else's
             stream.reconfigure(errors="backslashreplace")  # paths and texts may hold what the terminal cannot show
-    return run_command(lambda: _main(arguments))
+    with interrupts.raised():
+        return run_command(lambda: _main(arguments))
 
 
 def _main(arguments: list[str] | None) -> int:

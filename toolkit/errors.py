@@ -1,12 +1,16 @@
 """Errors for the user, and the one place where a command line prints them."""
 
 import argparse
+import contextlib
 import difflib
 import errno
 import os
 import re
+import select
 import sys
 from collections.abc import Callable, Iterable
+
+from toolkit import interrupts
 
 DISK_TROUBLE = {  # what the system's error means for a path, and what helps
     errno.EACCES: ("no permission", "change its mode or owner"),
@@ -30,6 +34,9 @@ DISK_TROUBLE = {  # what the system's error means for a path, and what helps
     errno.EBUSY: ("it is in use", "wait for whoever uses it"),
 }
 FULL = {errno.ENOSPC, errno.EDQUOT}
+NAMELESS = FULL | {errno.EMFILE, errno.ENFILE}  # trouble of the whole process or disk, whatever path it is about
+STOPPED = 128  # exit statuses of shells: this, and the number of the signal
+READER_GONE = STOPPED + 13  # of SIGPIPE
 
 
 class UserError(ValueError):
@@ -97,20 +104,79 @@ def run_command(command: Callable[[], int | None], stopped: str = "stopped") -> 
     """Run what a command line asks for, and return the exit status: the command's own, or 0 if it gives None.
 
     Bad input and trouble with a disk are one line of printable letters and status 2. Ctrl-C is the line `stopped` and
-    status 130. Any other error is a fault of the program and passes with its traceback.
+    status 130; any other signal of `toolkit.interrupts` is that line and 128 with the signal's number. If whoever reads
+    the output is gone, as in `run ... | head`, the command ends with a line and status 141. Any other error is a fault
+    of the program and passes with its traceback.
     """
     try:
-        return command() or 0
+        return _flushed(command)
     except KeyboardInterrupt:
-        print(stopped, file=sys.stderr)
-        return 130
+        return _stopped(stopped)
     except Exception as error:
-        message = error if isinstance(error, UserError) else disk_trouble(error)
+        if interrupts.received():  # a library made another error of it
+            return _stopped(stopped)
+        message = error if isinstance(error, UserError) else _output_trouble(error) or disk_trouble(error)
+        message = message or _nameless_trouble(error)
         if message is None:
             raise
-        shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(message))
-        print(f"error: {shown}", file=sys.stderr)
-        return 2
+        if isinstance(message, BrokenPipeError):
+            return _tell("stopped: nobody reads the output", READER_GONE)
+        return _tell(f"error: {message}", 2)
+
+
+def _flushed(command: Callable[[], int | None]) -> int:
+    """Run it, and write out all that it printed: an error of that is an error of the command."""
+    try:
+        return command() or 0
+    finally:  # also after --help, which ends by SystemExit
+        if sys.stdout is not None and not isinstance(sys.exc_info()[1], Exception):
+            sys.stdout.flush()
+
+
+def _stopped(words: str) -> int:
+    return _tell(words, STOPPED + interrupts.settle())
+
+
+def _tell(words: str, status: int) -> int:
+    """Print one line of printable letters to standard error, if somebody reads that; return the status."""
+    with contextlib.suppress(OSError):
+        print("".join(it if it.isprintable() else repr(it)[1:-1] for it in words), file=sys.stderr)
+    return status
+
+
+def _output_trouble(error: Exception) -> UserError | BrokenPipeError | None:
+    """The error of writing to standard output or standard error, if this is one. Nothing is written there any more.
+
+    The text that could not be written fails again. A pipe without a reader says so itself.
+    """
+    if not isinstance(error, OSError) or error.filename is not None:
+        return None
+    broken = []
+    for name, stream in {"standard error": sys.stderr, "standard output": sys.stdout}.items():
+        with contextlib.suppress(AttributeError, ValueError):  # it is closed, or no file
+            if not _writable(stream, error):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+                broken.append(name)
+    if not broken:
+        return None
+    return error if isinstance(error, BrokenPipeError) else disk_trouble(error, broken[-1], "write elsewhere")
+
+
+def _writable(stream, error: OSError) -> bool:
+    try:
+        stream.flush()
+    except OSError as again:
+        return again.errno != error.errno
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)
+    return not (isinstance(error, BrokenPipeError) and poll.poll(0))
+
+
+def _nameless_trouble(error: Exception) -> UserError | None:
+    """The line for trouble that needs no path to be understood."""
+    if not isinstance(error, OSError) or (found := _errno(error)) not in NAMELESS:
+        return None
+    return UserError("{}; {}".format(*DISK_TROUBLE[found]))
 
 
 def _errno(error: BaseException) -> int | None:
