@@ -47,9 +47,9 @@ def matvec(
 ) -> Float32[Tensor, "*batch rows"]:
     """The product of a contiguous matrix with `x`, [columns] or [batch, columns], as fp32 sums.
 
-    `x` is real, has any strides, is taken as fp32 and may share memory with `out`. There is no gradient. The sums of a row depend on the
-    backend only, not on the batch or the number of threads. The matrix is read from memory once for all vectors, while
-    they fit in the caches.
+    `x` is real, has any strides, is taken as fp32 and may share memory with `out`. There is no gradient. The sums of a
+    row depend on the backend only, not on the batch or the number of threads. The matrix is read from memory once for
+    all vectors, while they fit in the caches.
 
     Raises `UserError` for a backend that is unknown or that this CPU cannot run, and `ValueError` for a `weight`, `x`
     or `out` of the wrong shape, type or device or that requires a gradient.

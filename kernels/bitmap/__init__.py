@@ -109,10 +109,10 @@ def matvec(
 ) -> Float32[Tensor, "*batch rows"]:
     """The product of the packed matrix with `x`, [columns] or [batch, columns], read straight from the packed form.
 
-    `x` is real, has any strides, is taken as fp32 and may share memory with `out`. The sums are kept in fp32, in an order that depends
-    on the backend and on whether there are several vectors. There is no gradient. Entries of `x` must be finite: a
-    backend may multiply the zeros too. For several vectors a CPU with SIMD decodes a few rows at a time, which its
-    caches hold, and multiplies them with all; a GPU reads the packed matrix once for sixteen.
+    `x` is real, has any strides, is taken as fp32 and may share memory with `out`. The sums are kept in fp32, in an
+    order that depends on the backend and on whether there are several vectors. There is no gradient. Entries of `x`
+    must be finite: a backend may multiply the zeros too. For several vectors a CPU with SIMD decodes a few rows at a
+    time, which its caches hold, and multiplies them with all; a GPU reads the packed matrix once for sixteen.
 
     Raises `UserError` for a backend that is unknown, that this machine cannot run or that works on another device than
     the tensors', and `ValueError` for an `x` or `out` of the wrong shape, type or device or that requires a gradient.
