@@ -395,6 +395,24 @@ def test_complaints_come_before_slow_imports(model, tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_run_imports_no_package_for_nothing(model, tmp_path):
+    """Each would take between 5 and 130 MB from the memory that weights can have."""
+    assert pack(model, tmp_path / "packed") == 0
+    unused = "torch._dynamo torch._inductor pandas scipy pyarrow PIL accelerate sklearn torch.distributed.tensor"
+    code = f"""if True:
+        import sys
+        from toolkit.__main__ import main
+        assert main({run_command(tmp_path / "packed", tokens=2)!r}) == 0
+        assert not [name for name in {unused.split()} if sys.modules.get(name)]
+        import torch._dynamo
+        assert torch.compiler.disable(len) is not len  # the compiler itself is there afterwards
+        from transformers.utils import is_accelerate_available, is_vision_available
+        assert is_accelerate_available() and is_vision_available()
+    """
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise():
     """Threads that spin lose nearly all their speed beside another busy process."""
     code = """if True:

@@ -133,6 +133,12 @@ class Timeline:
         `copy`, `manage`, `read`. So the seconds of `read` are those that only the disk was waited for. Columns: stage,
         seconds, share_percent of their sum, nbytes (as in `stages`), evidence.
         """
+        table = _frame(self.nearest(), columns=["stage", "seconds", "nbytes"])
+        share = 100 * table["seconds"] / (table["seconds"].sum() or 1.0)
+        return table.assign(share_percent=share, evidence=self.evidence)
+
+    def nearest(self) -> list[tuple[str, float, int]]:
+        """The stages, seconds and bytes of `breakdown`, without pandas."""
         rows, covered = [], []
         for stage in (*NEAREST, "other"):
             spans = [s for s in self.spans if s.stage == stage]
@@ -140,9 +146,7 @@ class Timeline:
                 before = union_s(covered)
                 covered += [(s.start_s, s.end_s) for s in spans]
                 rows.append((stage, union_s(covered) - before, self._nbytes(stage)))
-        table = _frame(rows, columns=["stage", "seconds", "nbytes"])
-        share = 100 * table["seconds"] / (table["seconds"].sum() or 1.0)
-        return table.assign(share_percent=share, evidence=self.evidence)
+        return rows
 
     def _nbytes(self, *stages: str) -> int:
         return sum(s.nbytes for s in self.spans if s.stage in stages)

@@ -136,6 +136,8 @@ def quality(predictors: Sequence[Predictor | None], samples: Samples, prompt: in
     A predictor with a state observes all neurons that were active, predicted or not. The first `prompt` tokens of each
     sequence are not counted, whatever the predictor. Raises `UserError` if there are no others.
     """
+    import pandas as pd  # not needed to run a model
+
     length = samples.length or len(samples.inputs[0])
     if not 0 <= prompt < length:
         raise UserError(f"prompt of {prompt} tokens: expected fewer than the {length} of a sequence")
@@ -144,8 +146,6 @@ def quality(predictors: Sequence[Predictor | None], samples: Samples, prompt: in
         lengths = map(len, samples.inputs[0].split(length))
         sequences = [_Sequence(tokens, prompt, sees_all=True) for tokens in lengths]
     counted = torch.arange(len(samples.inputs[0])) % length >= prompt
-    import pandas as pd  # a model runs without it
-
     return pd.DataFrame(_quality(layer, one, samples, sequences, counted) for layer, one in enumerate(predictors))
 
 

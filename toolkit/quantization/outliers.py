@@ -1,10 +1,9 @@
 """How the outliers of a model that SpQR quantised are spread over rows, layers and operations (SpQR, figure 3.3)."""
 
 from collections.abc import Iterator
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -16,6 +15,9 @@ from toolkit.progress import progress
 from toolkit.quantization.spqr import Quantised, SpQR
 from toolkit.sparsity.calibration import Calibration, checked_windows, walk
 from toolkit.sparsity.changed import ChangedModel, weights_sha256
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def outliers_of(quantised: ChangedModel) -> Iterator[tuple[int, str, csr.Outliers]]:
@@ -57,8 +59,10 @@ def layer_densities(quantised: ChangedModel, layer: int) -> dict[str, list[int]]
 
 
 @kept("measured", key=lambda model_name: {"weights_sha256": weights_sha256(load_model(model_name, fast_dtype())[0])})
-def sensitive_shares(model_name: str, share: float, calibration: Calibration) -> pd.DataFrame:
+def sensitive_shares(model_name: str, share: float, calibration: Calibration) -> "pd.DataFrame":
     """`sensitive_share` of every decoder linear of a dense model, kept: layer, op, share, worst_percent."""
+    import pandas as pd  # not needed to run a model
+
     model, tokenizer = load_model(model_name, fast_dtype())
     windows = checked_windows(model, calibration.draw_from_corpus(tokenizer))
     rows, blocks = [], decoder_blocks(model)

@@ -5,7 +5,7 @@ or window of tokens reaches from one into another.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -94,6 +94,12 @@ def _counts(packed: np.ndarray) -> np.ndarray:
     return np.bitwise_count(packed).sum(axis=-1, dtype=np.int64)
 
 
+def _frame(rows: Sequence[Mapping]) -> "pd.DataFrame":
+    import pandas as pd  # not needed to run a model, which loads usage alone
+
+    return pd.DataFrame(rows)
+
+
 def _ratio(part: float, whole: float) -> float:
     return float(part / whole) if whole else np.nan
 
@@ -122,9 +128,3 @@ def load_usage(path: str | os.PathLike, model: str) -> list[Float[Tensor, " neur
     _, tensors = tensor_files.load_for(path, USAGE, (VERSION,), model)
     with tensor_files.consistent(path, USAGE):
         return [tensors[str(layer)] for layer in range(len(tensors))]
-
-
-def _frame(rows: list[dict]) -> "pd.DataFrame":
-    import pandas as pd  # a model runs without it
-
-    return pd.DataFrame(rows)
