@@ -1,6 +1,7 @@
 """Every reader against plain slices of the files, and what happens when files change under it."""
 
 import errno
+import itertools
 import os
 import threading
 import time
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.storage.conftest import SIZES, Part
 from toolkit.errors import UserError, run_command
+from toolkit.storage import descriptors
 from toolkit.storage import direct as files
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.chunks import Chunks, in_line
@@ -236,14 +238,26 @@ def test_a_disk_that_fails_is_named_and_the_reader_goes_on(name, stored, monkeyp
         assert f"error: {stored['a'].path}: the disk cannot read or write it" in capsys.readouterr().err
         with pytest.raises(OSError, match="short read: 0 of 4096 bytes at offset"):
             reader.read(in_line([Part("a", 30 * BLOCK_BYTES, 30 * BLOCK_BYTES)]), target)  # beyond the end
-        really = reader._files["a"]
-        reader._files["a"] = files.OpenFile(os.open("/", os.O_RDONLY), 0, "direct")
+        held = descriptors.opened(stored["a"])
+        really, held.number = held.number, os.open("/", os.O_RDONLY)
         with pytest.raises(ChangedError):  # another file behind the descriptor
             reader.read(in_line([Part("a", 0, BLOCK_BYTES)]), target)
-        os.close(reader._files["a"].descriptor)
-        reader._files["a"] = really
+        os.close(held.number)
+        held.number = really
         reader.read(in_line([Part("a", 0, BLOCK_BYTES)]), target)
     assert target[:BLOCK_BYTES].tobytes() == stored["a"].path.read_bytes()[:BLOCK_BYTES]
+
+
+def test_readers_share_few_descriptors(name, stored, monkeypatch):
+    """Also where there are fewer than files, and of two readers that read in turns."""
+    monkeypatch.setattr(descriptors, "_limit", lambda: 2)
+    before, target = len(os.listdir("/proc/self/fd")), aligned_buffer(BLOCK_BYTES)
+    with READERS[name](stored) as first, READERS[name](stored) as second:
+        for reader, shard in itertools.product((first, second, first), sorted(SIZES)):
+            reader.read(in_line([Part(shard, 0, BLOCK_BYTES)]), target)
+            assert target.tobytes() == stored[shard].path.read_bytes()[:BLOCK_BYTES]
+            assert len(os.listdir("/proc/self/fd")) - before <= 2 + 2  # each reader refers to its last one
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_an_error_waits_for_the_other_threads(stored, monkeypatch):

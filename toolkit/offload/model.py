@@ -8,8 +8,8 @@ How weights come is a strategy: whole layers are streamed (`toolkit.offload.stre
 read: FFN neurons (`toolkit.offload.by_neuron`), or experts (`toolkit.offload.by_expert`). The folder says which.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from pathlib import Path
@@ -18,9 +18,10 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from toolkit.errors import UserError
+from toolkit.errors import UserError, disk_trouble
 from toolkit.formats import decode
 from toolkit.interchange.reading import load_tokenizer
+from toolkit.memory_limits import trim
 from toolkit.models.head import HEAD, linears_by_layer
 from toolkit.models.new_tensors import lasting
 from toolkit.offload.budget import Budget
@@ -81,11 +82,11 @@ class OffloadedModel(AbstractContextManager):
         share equal tensors, such as embeddings and head. The settings have no budgets then.
 
         Raises `FormatError` for a damaged store, and `UserError` for a GPU that is not there, a store of another model,
-        settings that the folder's layout does not have, or a budget that is too small; the message says how much is
-        needed.
+        settings that the folder's layout does not have, trouble with the disk, or a budget that is too small; the
+        message says how much is needed.
         """
         options = Options(method, **settings)
-        with lasting(), ExitStack() as stack:
+        with lasting(), _in_words(), ExitStack() as stack:
             device: Cpu | Cuda = stack.enter_context(open_device(options.device))
             budgets = _budgets(options, device, beside)
             store, recorder = Store.open(folder), Recorder()
@@ -102,6 +103,7 @@ class OffloadedModel(AbstractContextManager):
             with device.within_memory():
                 opened._take_over(opening)
             opened._stack = stack.pop_all()
+        trim()
         return opened
 
     @property
@@ -158,6 +160,7 @@ class OffloadedModel(AbstractContextManager):
         """
         self._turn.end()
         self._stack.close()
+        trim()
 
     def __exit__(self, *error) -> None:
         """Close it."""
@@ -231,6 +234,15 @@ class _Head(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., hidden] → [..., vocabulary]."""
         return super().forward(x.flatten(0, -2).view(x.shape))
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """Trouble with a disk, or too many open files, becomes a `UserError`."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_trouble(error) or error from error
 
 
 def _known_tokens(forward: Callable, words: int, tokenizer: Callable[[], object]) -> Callable:

@@ -92,6 +92,9 @@ def open_file(path: Path) -> Iterator[OpenFile]:
     reader, direct = open_direct(str(path))
     try:
         yield OpenFile(reader, os.fstat(reader).st_size, _mode(path, reader if direct else None))
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a mapping fails without one
+        raise
     finally:
         os.close(reader)
 

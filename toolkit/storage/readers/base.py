@@ -11,6 +11,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from toolkit.errors import UserError
+from toolkit.storage import descriptors
 from toolkit.storage.chunks import Chunks
 from toolkit.storage.direct import BLOCK_BYTES, StoredFile, open_unchanged
 
@@ -114,13 +115,23 @@ class Reader(AbstractContextManager):
 class HostReader(Reader):
     """Reads into host memory, in chunks of at most `chunk_bytes`. `target` is a NumPy byte array."""
 
+    _held: descriptors.Descriptor | None = None
+
     def _open(self, stack: ExitStack) -> str:
-        self._files = {shard: stack.enter_context(open_unchanged(file)) for shard, file in self.files.items()}
-        direct = all(file.mode == "direct" for file in self._files.values())
-        return "direct" if direct else "buffered"
+        stack.callback(self._let_go)
+        modes = set()
+        for file in self.files.values():
+            with open_unchanged(file) as opened:
+                modes.add(opened.mode)
+        return "direct" if modes <= {"direct"} else "buffered"
 
     def _descriptor(self, shard: str) -> int:
-        return self._files[shard].descriptor
+        self._held = descriptors.opened(self.files[shard])  # it stays open until another one is asked for
+        return self._held.number
+
+    def _let_go(self) -> None:
+        self._held = None
+        descriptors.let_go(self.files.values())
 
     def _check(self, chunks: Sequence[Chunks], target: Target) -> None:
         if not isinstance(target, np.ndarray):
