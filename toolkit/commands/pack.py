@@ -146,17 +146,17 @@ def _compared(folder: Path, model) -> str:
 
 
 def _second_reading(name: str) -> list[str]:
-    """Whether another reader of a GGUF file finds the same model in it; nothing for a model of another kind."""
+    """Whether another reader of a user's GGUF file finds the same model in it; nothing for a model of another kind."""
     from toolkit import hub
-    from toolkit.models.loading import gguf_file
+    from toolkit.models.loading import MODELS, gguf_file
 
-    if (file := gguf_file(name)) is None:
+    if name in MODELS or (file := gguf_file(name)) is None:
         return []
-    from toolkit.models.gguf_header import read_header
-    from toolkit.models.gguf_second_reading import compare
+    from toolkit.models.gguf_second_reading import kept_comparison
 
+    print(f"{name}: comparing the file with another reading of it", file=sys.stderr)
     with hub.quiet():
-        return [compare(read_header(file))]
+        return [kept_comparison(file)]
 
 
 def _quality(options: argparse.Namespace, tokenizer) -> str:

@@ -1,6 +1,6 @@
 """A GGUF file as transformers' own loader reads it, beside the toolkit's reading.
 
-    print(compare(read_header(file)))
+    print(kept_comparison(file))
 
 The two share only the package `gguf`, which decodes blocks. transformers leaves out keys that change what a model
 computes, such as the scaling of rotary embeddings: there the toolkit's reading is the right one, and a sentence says
@@ -10,19 +10,34 @@ which keys those are.
 import contextlib
 import io
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from toolkit import sources
+from toolkit.cache import cached
 from toolkit.models.gguf import parameters
 from toolkit.models.gguf_config import FAMILIES, HARMLESS, NEUTRAL, config_of
-from toolkit.models.gguf_header import GgufHeader
+from toolkit.models.gguf_header import GgufHeader, read_header
 from toolkit.models.gguf_tensors import LONG, ROTARY, SHORT
+from toolkit.models.loading import PLANNER, gguf_sha256
 from toolkit.records import line
 
-LARGEST = 5 * 10**8  # weights; transformers holds all of them at once in float32
+LARGEST = 5 * 10**8  # weights; transformers holds all of them in float32, and takes half a minute for so many
+WORDS = "words.txt"
 CLOSE = 1e-6  # of a tensor's largest value
 SHOWN = 4  # differences of each kind
+
+
+def kept_comparison(file: Path) -> str:
+    """The sentence of `compare` for a file, or for all pieces of one; made once, since it takes seconds."""
+
+    def make(folder: Path) -> None:
+        (folder / WORDS).write_text(compare(read_header(file)), encoding="utf-8")
+
+    code = sources.dependencies("toolkit.models.gguf_second_reading", without=PLANNER)
+    return (cached("readings", {"gguf_sha256": gguf_sha256(file)}, code, make) / WORDS).read_text(encoding="utf-8")
 
 
 def compare(header: GgufHeader) -> str:
@@ -41,19 +56,28 @@ def compare(header: GgufHeader) -> str:
 
 
 def _compare(header: GgufHeader) -> str:
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
     with contextlib.redirect_stderr(io.StringIO()):  # its progress bar obeys no setting
-        theirs = load_gguf_checkpoint(str(header.file))["config"]
-    differences = [f"{name} {ours!r}, there {other!r}" for name, ours, other in _other_values(header, theirs)]
-    ignored = list(_ignored(header))
-    weights = "sizes" if header.weights > LARGEST else "weights"
-    if weights == "weights":
-        differences += [f"{name} has other values" for name in _other_tensors(header)]
-    said = f"{weights} of the file as transformers' own loader reads them"
+        theirs = _theirs(header)
+    differences = [f"{name} {ours!r}, there {other!r}" for name, ours, other in _other_values(header, theirs["config"])]
+    differences += [f"{name} has other values" for name in _other_tensors(header, theirs.get("tensors", {}))]
+    ignored, same = list(_ignored(header)), "weights" if "tensors" in theirs else "sizes"
+    said = f"{same} of the file as transformers' own loader reads them"
     if differences:
         said = f"transformers' own loader reads the file otherwise ({_some(differences)})"
     return f"{said}; it ignores {_some(ignored)}, applied here" if ignored else said
+
+
+def _theirs(header: GgufHeader) -> Mapping[str, Any]:
+    """The `config` and, of a file that is not too large, the `tensors` that transformers reads."""
+    import transformers
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    if header.weights > LARGEST:
+        return load_gguf_checkpoint(str(header.file))
+    config = config_of(header)
+    with torch.device("meta"):
+        outline = transformers.AutoModelForCausalLM.from_config(config)
+    return load_gguf_checkpoint(str(header.file), return_tensors=True, model_to_load=outline)
 
 
 def _some(words: list[str]) -> str:
@@ -96,17 +120,9 @@ def _ignored(header: GgufHeader) -> Iterator[str]:
             yield short
 
 
-def _other_tensors(header: GgufHeader) -> Iterator[str]:
+def _other_tensors(header: GgufHeader, theirs: Mapping[str, torch.Tensor]) -> Iterator[str]:
     """Parameters that both readings have and whose values differ."""
-    import transformers
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
-    config = config_of(header)
-    with torch.device("meta"):
-        outline = transformers.AutoModelForCausalLM.from_config(config)
-    with contextlib.redirect_stderr(io.StringIO()):
-        theirs = load_gguf_checkpoint(str(header.file), return_tensors=True, model_to_load=outline)["tensors"]
-    for name, ours in parameters(header, torch.float32):
+    for name, ours in parameters(header, torch.float32) if theirs else ():
         if (other := theirs.get(name)) is None:
             continue
         if other.numel() != ours.numel() or (ours - other.view_as(ours)).abs().max() > CLOSE * ours.abs().max():

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LOCAL = {"local_files_only": True}  # options of `from_pretrained`
 LARGE = 10**9  # weights; a copy of so many or more is kept in bfloat16
 SHARD = "1GB"  # so that several threads hash a large model
+PLANNER = ("toolkit.models.shape_of", "toolkit.models.architectures")  # the sizes of a header; weights need none
 ROUNDING = 0.05  # of the logits' standard deviation
 CLEARLY = 0.8  # of float32's time: bfloat16 is chosen for no less, so that the choice stays
 
@@ -228,7 +229,7 @@ def _place(name: str) -> tuple[str, dict]:
         return _dequantised(downloads.DOWNLOADS[source].sha256, make), LOCAL
     if (file := gguf_file(name)) is not None:
         _check_gguf(name, file)
-        return _dequantised(_sha256(file), partial(_dequantise, name, lambda: file)), LOCAL
+        return _dequantised(gguf_sha256(file), partial(_dequantise, name, lambda: file)), LOCAL
     if Path(name).is_dir():
         return name, LOCAL
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
@@ -277,12 +278,11 @@ def _reading_gguf(name: str) -> Iterator[None]:
 
 def _dequantised(sha256: str, make: Callable[[Path], None]) -> str:
     """The folder of a GGUF file, or of all pieces of one, that was dequantised once."""
-    planner = ("toolkit.models.shape_of", "toolkit.models.architectures")  # sizes of a header, which no weight needs
-    code = sources.dependencies("toolkit.models.gguf", without=planner)
+    code = sources.dependencies("toolkit.models.gguf", without=PLANNER)
     return str(cached("models", {"gguf_sha256": sha256}, code, make))
 
 
-def _sha256(file: Path) -> str:
+def gguf_sha256(file: Path) -> str:
     """The SHA-256 of a file, or of each of its pieces."""
     from toolkit.models.gguf_header import read_header
 
