@@ -28,6 +28,14 @@ MAX_WARPS = 32  # of any thread block
 UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}  # by width in bytes
 
 
+def complete_numpy() -> None:
+    """Give NumPy the alias that it lost in 2.5: numba-cuda 0.30 names it, and compiles nothing without."""
+    vars(np).setdefault("row_stack", np.vstack)
+
+
+complete_numpy()
+
+
 @dataclass(frozen=True)
 class Launch:
     """Thread blocks along x and y, and threads of one: the lanes of a warp along x, warps along y and z."""

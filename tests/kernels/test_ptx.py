@@ -207,6 +207,15 @@ def test_without_numba_cuda_or_a_gpu_the_error_says_so(monkeypatch):
                 run()
 
 
+def test_numpy_without_row_stack_has_it_again(monkeypatch):
+    """As NumPy 2.5 has none. numba-cuda asks for it when it first compiles."""
+    from toolkit.kernels.engine import gpu
+
+    monkeypatch.delattr(np, "row_stack", raising=False)
+    gpu.complete_numpy()
+    assert vars(np)["row_stack"] is np.vstack
+
+
 def test_numba_cuda_is_imported_only_when_used():
     code = (
         "import sys; from toolkit.kernels import bitmap, csr, spqr; spqr.BACKENDS.available();"
