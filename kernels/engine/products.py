@@ -4,7 +4,8 @@ from functools import cache
 
 import numba
 import torch
-from numba import types
+from numba import literal_unroll, types
+from numba.core.cgutils import unpack_tuple
 from numba.extending import intrinsic
 
 from toolkit.kernels.engine import simd
@@ -72,45 +73,77 @@ def store_rows(typing_context, array, at, stride, vector, rows):
     return types.void(array, types.int64, types.int64, vector, rows), generate
 
 
+@intrinsic(prefer_literal=True)
+def load_rows(typing_context, array, starts, column, lanes):
+    """The `lanes` elements from `starts[0] + column`, then those from `starts[1] + column` and so on, as one vector."""
+    vector = Vector(array.dtype, starts.count * lanes.literal_value)
+
+    def generate(context, builder, signature, arguments):
+        kind = context.get_value_type(Vector(array.dtype, lanes.literal_value))
+        places = (builder.add(start, arguments[2]) for start in unpack_tuple(builder, arguments[1], starts.count))
+        sources = (simd.pointer(context, builder, array, arguments[0], place, kind) for place in places)
+        return simd.join(builder, [builder.load(source, align=array.dtype.bitwidth // 8) for source in sources])
+
+    return vector(array, starts, types.int64, lanes), generate
+
+
+# the first of some rows, that many, as a tuple: of rows that follow each other, or that are listed
+IN_TURN = {
+    1: numba.njit(inline="always")(lambda at, stride: (at,)),
+    2: numba.njit(inline="always")(lambda at, stride: (at, at + stride)),
+    4: numba.njit(inline="always")(lambda at, stride: (at, at + stride, at + 2 * stride, at + 3 * stride)),
+}
+LISTED = {
+    1: numba.njit(inline="always")(lambda places, i: (places[i],)),
+    2: numba.njit(inline="always")(lambda places, i: (places[i], places[i + 1])),
+    4: numba.njit(inline="always")(lambda places, i: (places[i], places[i + 1], places[i + 2], places[i + 3])),
+}
+
+
 @cache
 def multiply_tile(rows: int, vectors: int, dtype: torch.dtype):
-    """The function that does what `multiply_rows` says for so many rows and the vectors from `vector` on.
+    """The function that multiplies the rows that begin at `starts`, so many, with the vectors from `vector` on.
 
-    Meanwhile the second cache is asked for the rows behind these, since the hardware's own prefetching stops at the end
-    of a page, and the first cache for what comes next in these.
+    Meanwhile the second cache is asked for the rows that begin `behind` these, since the hardware's own prefetching
+    stops at the end of a page, and the first cache for what comes next in these.
     """
     lanes_to_float32, to_float32 = LANES_TO_FLOAT32[dtype], TO_FLOAT32[dtype]
     line, near = CACHE_LINE // dtype.itemsize, NEAR_BYTES // dtype.itemsize
-    steps, lanes, behind = max(1, line // LANES), rows * vectors * LANES, 1 if rows == 1 else ROWS
+    steps, lanes = max(1, line // LANES), rows * vectors * LANES
 
     @numba.njit(inline="always")
-    def add(weight, at, stride, x, place, sums):
-        weights = lanes_to_float32(load_tile(weight, at, stride, 1, rows, LANES))
-        return fma(repeat(weights, vectors), load_tile(x, place, x.shape[1], rows, vectors, LANES), sums)
+    def add(weight, starts, column, x, place, sums):
+        weights = lanes_to_float32(load_rows(weight, starts, column, LANES))
+        return fma(repeat(weights, vectors), load_tile(x, place + column, x.shape[1], rows, vectors, LANES), sums)
 
     @compiled(forceinline=True)
-    def multiply_tile(weight, at, stride, x, vector, y, place):
-        columns, sums, column = x.shape[1], zeros(lanes), vector * x.shape[1]
-        begin, whole = at, at + columns // LANES * LANES
+    def multiply_tile(weight, starts, behind, x, vector, y, place):
+        columns, sums, first = x.shape[1], zeros(lanes), vector * x.shape[1]
+        column, whole = numba.int64(0), columns // LANES * LANES
         for _ in range(columns // (LANES * steps)):
-            for r in range(rows):
-                prefetch_l2(weight, at + (r + behind) * stride)
-                prefetch(weight, at + r * stride + near)
+            for each in literal_unroll(behind):
+                prefetch_l2(weight, each + column)
+            for each in literal_unroll(starts):
+                prefetch(weight, each + column + near)
             for _ in range(steps):
-                sums = add(weight, at, stride, x, column, sums)
-                at += LANES
+                sums = add(weight, starts, column, x, first, sums)
                 column += LANES
-        while at < whole:
-            sums = add(weight, at, stride, x, column, sums)
-            at += LANES
+        while column < whole:
+            sums = add(weight, starts, column, x, first, sums)
             column += LANES
         store_rows(y, vector * y.shape[1] + place, y.shape[1], totals(sums, LANES), rows)
         for v in range(vector, vector + vectors):
             for r in range(rows):
-                for rest in range(whole - begin, columns):
-                    y[v, place + r] += to_float32(item(weight, begin + r * stride + rest)) * x[v, rest]
+                for rest in range(whole, columns):
+                    y[v, place + r] += to_float32(item(weight, starts[r] + rest)) * x[v, rest]
 
     return multiply_tile
+
+
+def _tiles(dtype: torch.dtype) -> tuple:
+    """The functions for one row, for four, and for rows and vectors at once; then these two numbers."""
+    at_once, vectors = TILES["avx512f"] if simd.has("avx512f") else TILES["avx2"]
+    return *(multiply_tile(*tile, dtype) for tile in ((1, 1), (ROWS, 1), (at_once, vectors))), at_once, vectors
 
 
 @cache
@@ -120,23 +153,46 @@ def multiply_rows(dtype: torch.dtype):
     That is Σ weight.flat[at + i · stride + column] · x[vector, column] over the columns of x. `weight` holds elements
     of `dtype`, those of 16 bits as their bits. A row's sum is the same, to the bit, for any number of rows and vectors.
     """
-    at_once, vectors = TILES["avx512f"] if simd.has("avx512f") else TILES["avx2"]
-    of_one, of_four, of_tile = (multiply_tile(*tile, dtype) for tile in ((1, 1), (ROWS, 1), (at_once, vectors)))
+    of_one, of_four, of_tile, at_once, vectors = _tiles(dtype)
+    one, some, four = IN_TURN[1], IN_TURN[at_once], IN_TURN[ROWS]
 
     @compiled
     def multiply_rows(weight, at, stride, rows, x, y, place):
         if rows == 1:
             for vector in range(len(x)):
-                of_one(weight, at, stride, x, vector, y, place)
+                of_one(weight, one(at, stride), one(at + stride, stride), x, vector, y, place)
+            return
+        tiled, behind = len(x) // vectors * vectors, at + ROWS * stride
+        for vector in range(0, tiled, vectors):
+            for i in range(0, ROWS, at_once):
+                starts, later = some(at + i * stride, stride), some(behind + i * stride, stride)
+                of_tile(weight, starts, later, x, vector, y, place + i)
+        for vector in range(tiled, len(x)):
+            of_four(weight, four(at, stride), four(behind, stride), x, vector, y, place)
+
+    return multiply_rows
+
+
+@cache
+def multiply_listed(dtype: torch.dtype):
+    """The same for rows that begin at the first of `places` [8], 4 or 1; the others say where later rows begin."""
+    of_one, of_four, of_tile, at_once, vectors = _tiles(dtype)
+    one, some, four = LISTED[1], LISTED[at_once], LISTED[ROWS]
+
+    @compiled
+    def multiply_listed(weight, places, rows, x, y, place):
+        if rows == 1:
+            for vector in range(len(x)):
+                of_one(weight, one(places, 0), one(places, 1), x, vector, y, place)
             return
         tiled = len(x) // vectors * vectors
         for vector in range(0, tiled, vectors):
             for i in range(0, ROWS, at_once):
-                of_tile(weight, at + i * stride, stride, x, vector, y, place + i)
+                of_tile(weight, some(places, i), some(places, ROWS + i), x, vector, y, place + i)
         for vector in range(tiled, len(x)):
-            of_four(weight, at, stride, x, vector, y, place)
+            of_four(weight, four(places, 0), four(places, ROWS), x, vector, y, place)
 
-    return multiply_rows
+    return multiply_listed
 
 
 @cache

@@ -11,22 +11,22 @@ from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, UInt8
+from jaxtyping import Bool, Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from toolkit.errors import unknown
-from toolkit.kernels.engine.backends import AVX2, CUDA, Backend, Backends, expect, operands
+from toolkit.kernels.engine.backends import AVX2, CPU, CUDA, Backend, Backends, expect, operands
 from toolkit.kernels.engine.parallel import over_rows
 from toolkit.kernels.neurons import cpu, cpu_records_simd, cpu_simd
 from toolkit.kernels.neurons.records import SECTIONS, record_bytes
 from toolkit.kernels.neurons.shared import ACTIVATIONS, add_up
 
-__all__ = ["ACTIVATIONS", "BACKENDS", "RECORD_BACKENDS", "ffn"]
+__all__ = ["ACTIVATIONS", "BACKENDS", "RECORD_BACKENDS", "add_listed", "ffn", "parts_of"]
 
 DENSE = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
 STORED = DENSE | {torch.uint8: torch.uint8}  # the unsigned integers that kernels take, by the type of the rows
 PART_BYTES, MOST_PARTS = 128 * 1024, 16  # sums that are added up at the end: a power of two, whatever the threads
-NO_BIAS = np.empty(0, np.float32)
+NO_BIAS, ALL = np.empty(0, np.float32), np.empty((0, 0), bool)
 
 
 # LLVM writes the first with wider registers where the CPU has them
@@ -49,6 +49,7 @@ def ffn(
     out: Float32[Tensor, "*batch hidden"] | None = None,
     backend: str = "auto",
     bits: int | None = None,
+    wanted: Bool[Tensor, "vectors rows"] | None = None,
 ) -> Float32[Tensor, "*batch hidden"]:
     """Σ over the rows of act(gate · x) · (up · x) · down, or of act(up · x + bias) · down, for `x` [hidden] or a batch.
 
@@ -63,6 +64,7 @@ def ffn(
         out: where the sums go.
         backend: a name in `BACKENDS`, with `bits` in `RECORD_BACKENDS`, or "auto".
         bits: of the codes in records, 4 or 2; None for dense bundles.
+        wanted: which vector counts which row; None: each all.
 
     All sums are fp32. They depend on the backend and the number of rows, not on the number of threads. They depend on
     the batch only if a weight is infinite or NaN: a down column that any vector needs is added for all vectors, times
@@ -77,29 +79,96 @@ def ffn(
     gated = _check(bundles, hidden, activation, bias, threshold, bits)
     given, shifts = bundles.detach(), None if bias is None else bias.detach().to(torch.float32)
     chosen = (BACKENDS if bits is None else RECORD_BACKENDS).choose(backend, device)
+    if wanted is not None:
+        wanted = wanted.contiguous()
+        expect("wanted", wanted, torch.bool, (x.numel() // max(1, hidden), len(bundles)), device)
     with operands(x, out, (hidden, hidden), device) as (each_x, each_out, result):
         vectors = each_x.to(torch.float32)
         if chosen == CUDA:
             from toolkit.kernels.neurons import cuda
 
-            cuda.ffn(given, shifts, vectors, activation, threshold, bits, each_out)
+            cuda.ffn(given, shifts, vectors, activation, threshold, bits, wanted, each_out)
         else:
             run = chosen.product(given.dtype, activation, gated) if bits is None else chosen.product(bits, activation)
             biases = NO_BIAS if shifts is None else shifts.numpy()
-            _ffn(run, given, biases, vectors.numpy(), np.float32(threshold), each_out.numpy())
+            counted = ALL if wanted is None else wanted.numpy()
+            _ffn(run, given, counted, biases, vectors.numpy(), np.float32(threshold), each_out.numpy())
     return result
 
 
-def _ffn(
-    run: Callable, bundles: Tensor, bias: np.ndarray, x: np.ndarray, threshold: np.float32, sums: np.ndarray
+def parts_of(nbytes: int) -> int:
+    """In how many parts neurons of so many bytes are summed: a power of two, whatever the threads."""
+    return 1 << min(MOST_PARTS, nbytes // PART_BYTES or 1).bit_length() - 1
+
+
+def add_listed(
+    partials: Float32[Tensor, "parts vectors hidden"],
+    bundles: Float[Tensor, "rows width"],
+    listed: Int64[np.ndarray, " listed"],
+    starts: Int64[np.ndarray, " parts+1"],
+    x: Float[Tensor, "vectors hidden"],
+    activation: str,
+    bias: Float[Tensor, " rows"] | None = None,
+    threshold: float = 0.0,
+    wanted: Bool[np.ndarray, "vectors listed"] | None = None,
+    backend: str = "auto",
 ) -> None:
-    parts = 1 << min(MOST_PARTS, bundles.nbytes // PART_BYTES or 1).bit_length() - 1
-    rows = bundles.view(STORED[bundles.dtype]).numpy()
+    """Add to `partials[p]` the FFN of the rows `listed[starts[p]]` to `listed[starts[p + 1] - 1]`, on a CPU.
+
+    It is `ffn` of these rows alone. Rows are added in the order of the list, so that several calls, each with some of a
+    part's neurons, give the same bits as one call, wherever the rows lie. Beside each other four rows are read, for
+    which it does not matter where they lie.
+
+    Args:
+        partials: sums to add to, contiguous.
+        bundles: dense rows, as for `ffn`.
+        listed: numbers of rows.
+        starts: where in the list each part begins, rising, and its end.
+        wanted: which vector counts which listed row; None: each all.
+
+    `x`, `activation`, `bias`, `threshold` and `backend` are those of `ffn`. Raises what `ffn` raises, and `ValueError`
+    for rows that are not there, `starts` that do not rise from 0 to the end of the list, or another number of parts.
+    """
+    gated = _check(bundles, x.shape[-1], activation, bias, threshold, None)
+    expect("partials", partials, torch.float32, (len(starts) - 1, *x.shape), CPU)
+    if len(listed) and not 0 <= listed.min() <= listed.max() < len(bundles):
+        raise ValueError(f"rows {listed.min()} to {listed.max()} are listed; expected 0 to {len(bundles) - 1}")
+    if starts[0] != 0 or starts[-1] != len(listed) or (np.diff(starts) < 0).any():
+        raise ValueError(f"parts start at {starts}; expected numbers that rise from 0 to {len(listed)}")
+    if wanted is not None and wanted.shape != (len(x), len(listed)):
+        raise ValueError(f"wanted is {list(wanted.shape)}; expected {[len(x), len(listed)]}")
+    run = BACKENDS.choose(backend, bundles.device).product(bundles.dtype, activation, gated)
+    with operands(x, partials[0], (x.shape[1], x.shape[1]), CPU) as (vectors, _, _):
+        biases = NO_BIAS if bias is None else bias.to(torch.float32).numpy()
+        given = vectors.to(torch.float32).numpy(), np.float32(threshold), partials.numpy()
+        counted = ALL if wanted is None else np.ascontiguousarray(wanted)
+        _over_parts(run, bundles, listed, starts, counted, biases, *given)
+
+
+def _ffn(
+    run: Callable,
+    bundles: Tensor,
+    wanted: np.ndarray,
+    bias: np.ndarray,
+    x: np.ndarray,
+    threshold: np.float32,
+    sums: np.ndarray,
+) -> None:
+    """The FFN of all rows."""
+    rows, parts = len(bundles), parts_of(bundles.nbytes)
     sums.fill(0)
     partials = sums[None] if parts == 1 else np.zeros((parts, *sums.shape), np.float32)
-    over_rows(run, parts, rows.nbytes, rows, bias, x, threshold, partials)
+    starts = np.arange(parts + 1) * rows // parts
+    _over_parts(run, bundles, np.arange(rows), starts, wanted, bias, x, threshold, partials)
     if parts > 1:
         add_up(partials, sums)
+
+
+def _over_parts(run: Callable, bundles: Tensor, listed: np.ndarray, starts: np.ndarray, *arguments) -> None:
+    """Share the parts out among threads."""
+    nbytes = len(listed) * bundles.shape[1] * bundles.itemsize
+    rows = bundles.detach().view(STORED[bundles.dtype]).numpy()
+    over_rows(run, len(starts) - 1, nbytes, rows, np.ascontiguousarray(listed), starts, *arguments)
 
 
 def _check(

@@ -74,10 +74,10 @@ def _ffn(decode, activation: str, gated: bool, start):
         return total
 
     @numba.njit(inline="always")
-    def multiply(given, at, stride, rows, x, y, place):
+    def multiply(given, places, rows, x, y, place):
         numbers, weights = given
         for i in range(rows):
-            decode(numbers, at + i * stride, weights)
+            decode(numbers, places[i], weights)
             for vector in range(len(x)):
                 y[vector, place + i] = dot(weights, x[vector])
 

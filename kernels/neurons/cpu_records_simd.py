@@ -177,9 +177,9 @@ def multiply_rows(bits: int, lookup: bool):
     of_one, of_four, of_vectors = (multiply_tile(*tile, bits, lookup) for tile in ((1, 1), (ROWS, 1), (1, at_once)))
 
     @compiled
-    def multiply(given, at, stride, rows, x, y, place):
+    def multiply(given, places, rows, x, y, place):
         numbers, room = given
-        step = 2 * padded(x.shape[1], bits)
+        at, stride, step = places[0], places[1] - places[0], 2 * padded(x.shape[1], bits)  # records follow each other
         for i in range(rows):
             fill(numbers, at + i * stride, x.shape[1], room, i * step)
         together = len(x) // at_once * at_once if lookup else 0

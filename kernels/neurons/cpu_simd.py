@@ -8,7 +8,7 @@ import torch
 
 from toolkit.kernels.engine.compiled import compiled
 from toolkit.kernels.engine.elements import TO_FLOAT32
-from toolkit.kernels.engine.products import NEAR_BYTES, multiply_rows
+from toolkit.kernels.engine.products import NEAR_BYTES, multiply_listed
 from toolkit.kernels.engine.simd import CACHE_LINE, LANES_TO_FLOAT32, fma, item, load, prefetch, splat, store
 from toolkit.kernels.neurons.shared import ROWS, ffn_of_parts
 
@@ -69,4 +69,4 @@ def ffn(dtype: torch.dtype, activation: str, gated: bool):
     def rest_of(bundles, at):
         return to_float32(item(bundles, at))
 
-    return ffn_of_parts(multiply_rows(dtype), adding(weights_of, rest_of), activation, gated)
+    return ffn_of_parts(multiply_listed(dtype), adding(weights_of, rest_of), activation, gated)

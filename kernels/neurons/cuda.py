@@ -30,7 +30,14 @@ ELEMENT = {1: uint8, 2: uint16, 4: uint32}  # by width in bytes
 
 
 def ffn(
-    bundles: Tensor, bias: Tensor | None, x: Tensor, activation: str, threshold: float, bits: int | None, out: Tensor
+    bundles: Tensor,
+    bias: Tensor | None,
+    x: Tensor,
+    activation: str,
+    threshold: float,
+    bits: int | None,
+    wanted: Tensor | None,
+    out: Tensor,
 ) -> None:
     """Fill `out` [vectors, hidden] for `x` [vectors, hidden] and `bias`, all fp32. The caller has checked them."""
     rows, hidden, device = len(bundles), x.shape[1], out.device
@@ -47,10 +54,13 @@ def ffn(
     shifts = torch.zeros(rows, device=device) if bias is None else bias
     launches = values_launch(rows), columns_launch(rows, of_column, multiprocessors(device))
     most = VECTORS if bits is None else VECTORS_OF_RECORDS
-    for some, result in zip(x.split(most), out.split(most), strict=True):
+    every = torch.empty(0, 0, dtype=torch.uint8, device=device)
+    for first in range(0, len(x), most):
+        some, result = x[first : first + most], out[first : first + most]
+        counted = every if wanted is None else wanted[first : first + most].view(torch.uint8)
         values = torch.empty(len(some), rows, device=device)
         find, add = values_kernel(kind, activation, gated, len(some)), columns_kernel(kind, gated, len(some))
-        run(find, launches[0], device, words, *sizes, of_column, shifts, some, threshold, values)
+        run(find, launches[0], device, words, *sizes, of_column, shifts, counted, some, threshold, values)
         partials = torch.empty(launches[1].grid[1], *result.shape, device=device)
         run(add, launches[1], device, words, *sizes, of_column, values, partials)
         torch.sum(partials, 0, out=result)
@@ -134,7 +144,8 @@ def reader(kind: tuple[torch.dtype, int] | int):
 def values_kernel(kind, activation: str, gated: bool, batch: int):
     """The kernel that sets `values[vector, row]`: act(gate · x) · (up · x), or act(up · x + bias[row]); else 0.
 
-    A section of a row has `section` words, of which `places` are read by the lanes in turn.
+    A section of a row has `section` words, of which `places` are read by the lanes in turn. Where `wanted[vector, row]`
+    is 0 a vector's value is 0; rows that no vector wants are not read. Without any `wanted` all count.
     """
     (weight, column, of_word), activate = reader(kind), ACTIVATIONS[activation]
 
@@ -146,13 +157,16 @@ def values_kernel(kind, activation: str, gated: bool, batch: int):
                 total[b] += factor * x[b, at]
 
     @cuda.jit
-    def find_values(words, section, codes, count, places, bias, x, threshold, values):
+    def find_values(words, section, codes, count, places, bias, wanted, x, threshold, values):
         first, second = cuda.local.array(batch, float32), cuda.local.array(batch, float32)
         for b in range(batch):
             first[b], second[b] = float32(0), float32(0)
         row = uint64(cuda.blockIdx.x) * uint64(cuda.blockDim.y) + uint64(cuda.threadIdx.y)
-        inside = row < words.shape[0]
-        for place in range(cuda.threadIdx.x, places if inside else 0, LANES):
+        inside, every = row < words.shape[0], wanted.shape[0] == 0
+        read = inside and every
+        for b in range(0 if every or not inside else batch):
+            read = read or wanted[b, row] != 0
+        for place in range(cuda.threadIdx.x, places if read else 0, LANES):
             multiply(words, row, 0, codes, count, place, x, first)
             if gated:
                 multiply(words, row, section, codes, count, place, x, second)
@@ -162,7 +176,8 @@ def values_kernel(kind, activation: str, gated: bool, batch: int):
                 up = sum_all(second[b])
             if inside and cuda.threadIdx.x == 0:
                 value = activate(float32(gate + bias[row])) * up
-                values[b, row] = float32(0) if abs(value) <= threshold else value  # a NaN counts
+                counts = not abs(value) <= threshold  # a NaN counts
+                values[b, row] = value if counts and (every or wanted[b, row] != 0) else float32(0)
 
     return find_values
 

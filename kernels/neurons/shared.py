@@ -9,6 +9,7 @@ import numpy as np
 from toolkit.kernels.engine.compiled import compiled
 
 ROWS = 4  # neurons at once
+AHEAD = 2 * ROWS  # neurons whose places are known: those at hand and the next ones
 HALF_ROOT, ROOT_TWO_OVER_PI, CUBIC = (np.float32(v) for v in (math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715))
 
 
@@ -92,14 +93,17 @@ def ffn_of_parts(
 ):
     """The function that adds to `partials[part, vector]` the sum over a part's neurons, for parts `first` to `last`.
 
-    The parts share the rows evenly. Four rows are multiplied at once. A neuron is active if its value for any vector
-    exceeds the threshold; values that do not count as zero. Down columns are added one after the other, in the rows'
-    order, also where four are read at once; those of neurons that are not active are not read.
+    `listed` says which rows of the bundles count, in which order: part p has those from `starts[p]` up to, not
+    including, `starts[p + 1]`. `wanted[vector, i]` says whether a vector wants the listed row i; without any
+    `wanted` all do. Four rows are multiplied at once. A neuron is active if its value for any vector that wants it
+    exceeds the threshold; values that do not count as zero. Down columns are added one after the other, in the order of
+    the list, also where four are read at once; those of neurons that are not active are not read. So sums depend
+    neither on where rows lie nor on how many calls add them up.
 
     The backend's two functions work for 4 or 1 neurons (`rows`):
 
-    - `multiply(bundles, at, stride, rows, x, y, place)` sets `y[vector, place + i]` to the product of each vector with
-      the numbers from `bundles.flat[at + i · stride]` on.
+    - `multiply(bundles, places, rows, x, y, place)` sets `y[vector, place + i]` to the product of each vector with the
+      numbers from `bundles.flat[places[i]]` on; the other ones of eight `places` are used later.
     - `add_columns(bundles, places, values, first, rows, sums)` adds to `sums[vector]` the numbers from
       `bundles.flat[places[i]]` on, times `values[vector, i]`, for i from `first` on.
 
@@ -110,38 +114,60 @@ def ffn_of_parts(
     activate = ACTIVATIONS[activation]
 
     @compiled
-    def find_active(bundles, width, bias, x, threshold, row, rows, products, places, values, active):
+    def find_active(
+        bundles, width, listed, end, wanted, bias, x, threshold, at, rows, ahead, products, places, values, active
+    ):
         hidden = x.shape[1]
         for part in range(2 if gated else 1):
-            multiply(bundles, row * width + start(part, width, hidden), width, rows, x, products[part], 0)
+            for i in range(AHEAD):
+                ahead[i] = listed[min(at + i, end - 1)] * width + start(part, width, hidden)
+            multiply(bundles, ahead, rows, x, products[part], 0)
         for i in range(rows):
-            exceeds = False
+            exceeds, row = False, listed[at + i]
             for vector in range(len(x)):
-                shift = bias[row + i] if len(bias) else numba.float32(0)
+                shift = bias[row] if len(bias) else numba.float32(0)
                 value = activate(products[0, vector, i] + shift)
                 if gated:
                     value *= products[1, vector, i]
                 counts = not abs(value) <= threshold  # a NaN counts
+                if len(wanted):
+                    counts = counts and wanted[vector, at + i]
                 values[vector, active] = value if counts else numba.float32(0)
                 exceeds = exceeds or counts
             if exceeds:
-                places[active] = (row + i) * width + start(2, width, hidden)
+                places[active] = row * width + start(2, width, hidden)
                 request(bundles, places[active], hidden)
                 active += 1
         return active
 
     @compiled
-    def ffn(bundles, bias, x, threshold, partials, first, last):
+    def ffn(bundles, listed, starts, wanted, bias, x, threshold, partials, first, last):
         vectors, width, given = len(x), bundles.shape[1], prepare(bundles, x)
-        products = np.empty((2, vectors, ROWS), np.float32)
+        products, ahead = np.empty((2, vectors, ROWS), np.float32), np.empty(AHEAD, np.int64)
         for part in range(first, last):
-            row, end = part * len(bundles) // len(partials), (part + 1) * len(bundles) // len(partials)
-            places, values = np.empty(end - row, np.int64), np.empty((vectors, end - row), np.float32)
+            at, end = starts[part], starts[part + 1]
+            places, values = np.empty(end - at, np.int64), np.empty((vectors, end - at), np.float32)
             active = added = numba.int64(0)
-            while row < end:
-                some = numba.int64(ROWS) if row + ROWS <= end else numba.int64(1)
-                active = find_active(given, width, bias, x, threshold, row, some, products, places, values, active)
-                row += some
+            while at < end:
+                some = numba.int64(ROWS) if at + ROWS <= end else numba.int64(1)
+                active = find_active(
+                    given,
+                    width,
+                    listed,
+                    end,
+                    wanted,
+                    bias,
+                    x,
+                    threshold,
+                    at,
+                    some,
+                    ahead,
+                    products,
+                    places,
+                    values,
+                    active,
+                )
+                at += some
                 while added + 2 * ROWS <= active:  # the last four have just been asked for
                     add_columns(given, places, values, added, numba.int64(ROWS), partials[part])
                     added += ROWS

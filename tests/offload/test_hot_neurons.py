@@ -154,8 +154,8 @@ class Changed(Predictor):
         return self.change(self.exact.mask(x))
 
 
-def test_hot_neurons_count_also_where_a_predictor_misses_them(llama, gpu):
-    """So an inexact predictor gives what it would give with the hot neurons added to its own."""
+def test_hot_neurons_count_where_they_are_predicted_or_with_held_ones_always(llama, gpu):
+    """With held ones an inexact predictor gives what it would give with the hot neurons added to its own."""
     half = torch.arange(NEURONS) % 2 == 0
     options = {"usage": drawn_usage(), "device": "cuda", "device_bytes": device_bytes(llama, 900)}
     inexact = [Changed(exact, lambda mask: mask & half) for exact in llama.predictors]
@@ -165,9 +165,10 @@ def test_hot_neurons_count_also_where_a_predictor_misses_them(llama, gpu):
         Changed(exact, lambda mask, there=there: mask & half | there)
         for exact, there in zip(llama.predictors, hot, strict=True)
     ]
-    found = logits(llama, predictors=inexact, **options)
+    alone, found = logits(llama, predictors=inexact), logits(llama, predictors=inexact, neurons="held", **options)
     torch.testing.assert_close(found, logits(llama, predictors=more), **SUMS)
-    assert not torch.allclose(found, logits(llama, predictors=inexact), **SUMS)
+    assert not torch.allclose(found, alone, **SUMS)
+    torch.testing.assert_close(logits(llama, predictors=inexact, **options), alone, **SUMS)
 
 
 def test_predictors_with_a_state_learn_of_hot_neurons_too(llama, gpu):

@@ -1,5 +1,7 @@
 """A model whose neurons come from disk gives what the model in memory gives, within its budget, through any trouble."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +12,11 @@ from toolkit.costs.replay import replay, units_of
 from toolkit.errors import UserError
 from toolkit.models.activation import activation_name
 from toolkit.models.ffn import decoder_ffns
+from toolkit.offload import neuron_ffn
 from toolkit.offload.by_neuron import PREDICTORS
 from toolkit.policies.residencies import Lru
 from toolkit.predictors import CopyLast, Gate, Oracle, save_predictors
+from toolkit.predictors.predictor import Predictor
 from toolkit.predictors.weightless import FromTrace
 from toolkit.sparsity.thresholds import Magnitudes, thresholded
 from toolkit.storage.buffers import HUGE_PAGE_BYTES
@@ -111,6 +115,79 @@ def test_each_pass_gives_the_logits_of_the_model_in_memory(packed):
         for count in (40, 3, 1, 17):
             found = ours.model(tokens[:, :count]).logits
             torch.testing.assert_close(found, expected[:, :count], rtol=1e-3, atol=1e-3)
+
+
+class Missing(Predictor):
+    """Misses a third of the active neurons: another one for another sign of the first input."""
+
+    def __init__(self, exact):
+        self.exact = exact
+
+    @property
+    def shape(self):
+        return self.exact.shape
+
+    def mask(self, x):
+        return self.exact.mask(x) & ((torch.arange(NEURONS) + (x[:, :1] > 0)) % 3 > 0)
+
+
+@contextlib.contextmanager
+def masked(model, predictors):
+    """Inside the block each FFN of a model in memory adds up the predicted neurons of each token: the plain oracle."""
+    masks, hooks = {}, []
+    for layer, (ffn, predictor) in enumerate(zip(decoder_ffns(model), predictors, strict=True)):
+
+        def note(module, inputs, layer=layer, predictor=predictor):
+            masks[layer] = predictor.mask(inputs[0].reshape(-1, inputs[0].shape[-1])).view(*inputs[0].shape[:-1], -1)
+
+        def cut(module, inputs, layer=layer):
+            return (inputs[0] * masks[layer],)
+
+        hooks += [ffn.up.register_forward_pre_hook(note), ffn.down.register_forward_pre_hook(cut)]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+@torch.no_grad()
+def passes(model):
+    """Logits of three texts at once and of one alone: a prompt, a few tokens, single tokens."""
+    found = []
+    for texts, parts in ((3, (12, 1, 2, 1)), (1, (5, 1, 1, 20))):
+        tokens = torch.randint(61, (texts, sum(parts)), generator=torch.Generator().manual_seed(texts))
+        cache = None
+        for some in tokens.split(parts, dim=1):
+            passed = model(some, past_key_values=cache, use_cache=True)
+            found, cache = [*found, passed.logits.flatten()], passed.past_key_values
+    return torch.cat(found)
+
+
+def test_results_are_those_of_the_predicted_neurons_at_every_limit_and_again(packed, monkeypatch):
+    """To the bit, whatever memory holds and held before; what a predictor misses stays missed."""
+    monkeypatch.setattr(neuron_ffn, "AT_ONCE", 128)
+    predictors = [Missing(exact) for exact in packed.predictors]
+    with thresholded(packed.model, packed.thresholds), masked(packed.model, predictors):
+        expected = passes(packed.model)
+    tight, found = least_bytes(packed, predictors=predictors), []
+    lru = {"residency": lambda layer, neurons, rows: Lru(neurons, rows)}
+    for options in ({}, {"dram_bytes": tight}, {"dram_bytes": tight + 400_000, **lru}, {"window": 0}):
+        with opened(packed.folder, predictors=predictors, **options) as ours:
+            found += [passes(ours.model), passes(ours.model)]
+    torch.testing.assert_close(found[0], expected, rtol=1e-3, atol=1e-3)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_held_neurons_repair_what_a_predictor_misses_as_memory_allows(llama):
+    predictors = [Missing(exact) for exact in llama.predictors]
+    with thresholded(llama.model, llama.thresholds):
+        exact = passes(llama.model)
+    errors = []
+    for neurons in ("predicted", "held"):
+        with opened(llama.folder, predictors=predictors, neurons=neurons) as ours:
+            errors += [float((passes(ours.model) - exact).norm()) for _ in range(2)]
+    assert errors[0] == errors[1] > errors[2] > errors[3], "the second time more neurons are there"
+    with pytest.raises(UserError, match="unknown neurons 'all'; choose from: held, predicted"):
+        opened(llama.folder, neurons="all")
 
 
 def test_what_is_read_and_held(llama):

@@ -16,7 +16,8 @@ UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**2
 SEEDS = 2**32
 POLICIES = ("pipelined", "sequential")
 READERS = ("threads", "aio", "kvikio")
-NOT_COMPARED = ("--draft", "--weights", "--policy", "--reader", "--device", "--device-memory", "--sample")
+NEURONS = ("predicted", "held")
+NOT_COMPARED = ("--draft", "--weights", "--policy", "--reader", "--device", "--device-memory", "--sample", "--neurons")
 WHOLE_LAYERS = ("--compare", "--weights", "--reader kvikio", "--policy")  # options of layers that are streamed whole
 READ_IN_PARTS = "holds {}, which the CPU reads and uses; leave it out"
 ABSENT = {  # by kind of folder: options that it does not have, and why
@@ -30,11 +31,12 @@ ABSENT = {  # by kind of folder: options that it does not have, and why
             "--weights packed",
             "--device",
             "--residency",
+            "--neurons",
         ),
         "is a checkpoint, which is loaded whole on the CPU; pack endor for it",
     ),
     "bundled": (WHOLE_LAYERS, READ_IN_PARTS.format("neurons")),
-    "experts": ((*WHOLE_LAYERS, "--device-memory", "--device"), READ_IN_PARTS.format("experts")),
+    "experts": ((*WHOLE_LAYERS, "--device-memory", "--device", "--neurons"), READ_IN_PARTS.format("experts")),
 }
 WEIGHTS_HELP = """\
 --weights decoded makes each matrix dense before its product: the text is that of the packed model in memory.
@@ -42,6 +44,10 @@ WEIGHTS_HELP = """\
 Its sums run in another order, so the last digits differ, and now and then another token is the likeliest.
 Without the option, spqr is multiplied packed on a CPU, since decoding takes far longer than the product; all else is
 decoded.
+
+--neurons predicted computes each token with the neurons that are predicted for it: the text is the same at every limit.
+--neurons held computes with all neurons that memory holds then, also those that earlier tokens needed, as LLM in a
+flash does: they may repair what a predictor misses, and the text depends on --dram and on what was generated before.
 
 --draft FOLDER2 has that copy propose tokens, and the model of the folder check several of them in one pass. The text is
 the full model's own. The copy has to fit whole into --dram, beside what the model itself needs; what both have in
@@ -65,6 +71,8 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--weights", choices=["decoded", "packed"], help="see below (default: decoded; spqr: packed)")
     parser.add_argument("--policy", default="pipelined", choices=POLICIES, help="default: pipelined")
     parser.add_argument("--residency", metavar="NAME", help="which neurons or experts stay in memory: lru, lfu, ...")
+    which = "of a folder of neurons: those that a token is computed with; see below (default: predicted)"
+    parser.add_argument("--neurons", choices=NEURONS, help=which)
     readers = "default: aio, or threads where the system has none; kvikio reads straight into a GPU"
     parser.add_argument("--reader", choices=READERS, help=readers)
     parser.add_argument("--draft", type=Path, metavar="FOLDER2", help="a packed copy of the same model; see below")
@@ -124,8 +132,11 @@ def _check_kind(options: argparse.Namespace, kind: str) -> None:
         "--reader kvikio": options.reader == "kvikio",
         "--policy": options.policy != "pipelined",
         "--residency": options.residency,
+        "--neurons": options.neurons,
     }
-    names, why = ABSENT.get(kind, (("--residency",), "holds whole layers, not neurons or experts; leave it out"))
+    names, why = ABSENT.get(
+        kind, (("--residency", "--neurons"), "holds whole layers, not neurons or experts; leave it out")
+    )
     for name in names:
         if given[name]:
             raise UserError(f"{name}: {options.folder} {why}")

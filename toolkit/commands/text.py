@@ -22,8 +22,8 @@ def opened(options: Namespace, kind: str, budgets: Mapping[str, int | None]) -> 
             from toolkit.offload.model import OffloadedModel
 
             settings = {name: getattr(options, name) for name in ("policy", "verify", "device", "reader")}
-            if options.residency:
-                settings["demand"] = _demand(options.residency)
+            if options.residency or options.neurons:
+                settings["demand"] = _demand(options)
             method, draft, limits = method_of(kind, options.weights, options.device), None, dict(budgets)
             if options.draft:
                 draft, limits = stack.enter_context(_opened_draft(options, budgets)), {}
@@ -32,14 +32,17 @@ def opened(options: Namespace, kind: str, budgets: Mapping[str, int | None]) -> 
         yield model, draft
 
 
-def _demand(name: str):
-    """Units stay by this policy. Raises `UserError` unless it is one that knows nothing beforehand."""
+def _demand(options: Namespace):
+    """How units are read on demand. Raises `UserError` for a policy that needs to know what comes."""
     from toolkit.offload.options import Demand
     from toolkit.policies.residencies import online, residency_of
 
+    name, chosen = options.residency, {"neurons": options.neurons} if options.neurons else {}
+    if name is None:
+        return Demand(**chosen)
     if name not in online():
         raise unknown("residency policy", name, online())
-    return Demand(residency=lambda layer, units, rows: residency_of(name, units, rows))
+    return Demand(residency=lambda layer, units, rows: residency_of(name, units, rows), **chosen)
 
 
 def _opened_draft(options: Namespace, budgets: Mapping[str, int | None]):
@@ -217,7 +220,8 @@ def _held_neurons(model) -> str:
     share = sum(store.num_used for store in stores) / sum(store.residency.units for store in stores)
     hot = sum(int(mask.sum()) for mask in model.strategy.hot) / sum(map(len, model.strategy.hot))
     on_device = f"{hot:.0%} of the neurons on the device, " if model.device.tier == "device" else ""
-    return f"{on_device}{share:.0%} of the neurons in DRAM ({model.mode} reads)"
+    computed = "held" if model.strategy.ffns[0].computes_held else "predicted"
+    return f"{on_device}{share:.0%} of the neurons in DRAM ({model.mode} reads), computed with the {computed} ones"
 
 
 def _held_experts(model) -> str:

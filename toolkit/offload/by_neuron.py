@@ -163,11 +163,11 @@ class ByNeuron(OnDemand):
         """The module in an FFN's place. With a GPU its hot neurons are copied there."""
         opening, bias = self._opening, self._modules[number].down.bias
         settings = (number, held, self.predictors[number], self._maths[number])
-        passes = not self._shares.rows[number]
+        passes, computes_held = not self._shares.rows[number], opening.demand.neurons == "held"
         if not opening.options.on_gpu:
-            return NeuronFFN(*settings, bias, passes, opening.recorder)
+            return NeuronFFN(*settings, bias, passes, opening.recorder, computes_held)
         hot = place(np.flatnonzero(self.hot[number]), held, opening.device, opening.recorder, number)
-        return SplitFFN(hot, *settings, _on_cpu(bias), passes, opening.recorder)
+        return SplitFFN(hot, *settings, _on_cpu(bias), passes, opening.recorder, computes_held)
 
 
 def _on_cpu(bias: Tensor | None) -> Tensor | None:

@@ -18,6 +18,7 @@ from toolkit.policies.ways import POLICIES, Way
 from toolkit.predictors import Predictor
 from toolkit.storage.readers import READERS
 
+NEURONS = ("predicted", "held")  # that a token is computed with
 WINDOW = 5  # tokens (LLM in a flash, section 3.1)
 
 
@@ -31,6 +32,9 @@ class Demand:
         usage: of neurons on a GPU: for each layer, the share of tokens that each neuron is active for. The most used
             neurons stay in the GPU's memory and are computed there, as many as `device_bytes` allows beside the rest of
             the model. None takes the usage that was packed with the model.
+        neurons: which neurons a token is computed with. "predicted": those that are predicted for it, so that results
+            depend neither on memory limits nor on the tokens before. "held": all that memory holds then, also those
+            that earlier tokens needed (LLM in a flash), which repair what a predictor misses as memory allows.
         window: how many tokens a neuron stays after its last use, if memory allows. 0 keeps nothing, neither neurons
             nor experts.
         residency: `residency(layer, units, rows)` makes the policy that keeps a layer's neurons or experts in so many
@@ -41,11 +45,12 @@ class Demand:
         routing: `routing(layer, experts)` makes the object that chooses a layer's experts, such as
             `toolkit.offload.expert_ffn.RecordedRouter` for a twin. None takes the model's routers.
 
-    Raises `UserError` for a negative window.
+    Raises `UserError` for a negative window, or unknown `neurons`.
     """
 
     predictors: Sequence[Predictor | None] | None = None
     usage: Sequence[Float[Tensor, " neurons"]] | None = None
+    neurons: str = NEURONS[0]
     window: int = WINDOW
     residency: Callable[[int, int, int], Residency] | None = None
     look_ahead: bool = True
@@ -53,7 +58,9 @@ class Demand:
     routing: Callable[[int, Experts], Router] | None = None
 
     def __post_init__(self):
-        """Refuse a window that cannot be."""
+        """Refuse a window that cannot be, and unknown neurons."""
+        if self.neurons not in NEURONS:
+            raise unknown("neurons", self.neurons, NEURONS)
         if self.window < 0:
             raise UserError(f"window of {self.window} tokens: expected 0 or more")
 
