@@ -11,12 +11,13 @@ import pandas as pd
 import pytest
 
 from toolkit import paths
-from toolkit.evidence import report
+from toolkit.evidence import findings, report
 from toolkit.evidence.catalogue import explorers, notebooks
 from toolkit.evidence.cite import read_names
 from toolkit.evidence.claims import KINDS
-from toolkit.evidence.comparison import COLUMNS, VERDICTS
+from toolkit.evidence.comparison import COLUMNS, DISTURBED, VERDICTS
 from toolkit.evidence.literature import PAPERS
+from toolkit.evidence.meta import Meta
 from toolkit.evidence.report import Outcome, pack, write_report
 from toolkit.records import load_yaml
 
@@ -177,19 +178,77 @@ def test_the_index_begins_with_a_sentence_and_a_row_a_paper(text):
     assert "Where 4-bit weights fit in memory, they keep more of the quality and are nearly as fast: " in head
     assert "nearly as fast: within 1400 MB Q4_K_M makes 11" in head
     rows = re.findall(r"<tr>(.*?)</tr>", rest.split("<tbody>")[1].split("</tbody>")[0], re.DOTALL)
-    assert [re.findall(r"<td>(.*?)</td>", row, re.DOTALL)[1] for row in rows] == ["1.25", *["not run here"] * 4]
+    columns = [re.findall(r"<td>(.*?)</td>", row, re.DOTALL) for row in rows]
+    assert [row[1] for row in columns] == ["1.25", *["not run here"] * 4]
+    assert [row[4] for row in columns] == ["direction only", *["not run"] * 4]
+    assert "Of 5 papers&#39; headline speed-ups: 4 not run, 1 direction only." in head
+    assert "Verdict: direction only." in head
+
+
+CLAIMED = {"claim": "1.50", "here": "1.40", "bytes": "1.77", "rival": "1.20", "price": "2.06"}
+MEASURED = {"evidence": "measured", "ours_low": 1.3, "disturbed": 0.0}
+WHOLE = {"rows": 0, "of": 4}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "evidence", "row", "disturbed", "expected"),
+    [
+        ({"here": "1.40"}, "measured", {}, WHOLE, "same effect"),  # 0.4 of 0.5
+        ({"here": "1.40"}, "measured", {"ours_low": 0.9}, WHOLE, "direction only"),  # within the spread of runs
+        ({"here": "1.10"}, "measured", {}, WHOLE, "direction only"),
+        ({"here": "0.73"}, "measured", {}, WHOLE, "differs"),
+        ({"here": "1.45"}, "modelled", {}, WHOLE, "within tolerance"),
+        ({"here": "1.45"}, "measured", {}, WHOLE, "same effect"),  # another machine is never within the tolerance
+        ({"here": "1.90"}, "measured", {}, WHOLE, findings.FAULTY),
+        ({"here": "0.73"}, "measured", {"disturbed": 1.0}, WHOLE, findings.UNUSABLE),
+        ({"here": "0.73"}, "measured", {"reason": DISTURBED}, WHOLE, findings.UNUSABLE),
+        ({"here": "0.73"}, "measured", {}, {"rows": 3, "of": 4}, findings.UNUSABLE),
+        ({"here": "1.45"}, "modelled", {}, {"rows": 3, "of": 4}, "within tolerance"),  # nothing disturbs a model
+        ({"here": None}, "measured", {}, WHOLE, "not run"),
+    ],
+)
+def test_the_verdict_of_a_headline_follows_from_the_runs_numbers(
+    numbers, evidence, row, disturbed, expected, monkeypatch
+):
+    monkeypatch.setattr(findings, "row_of", lambda *_: pd.Series(MEASURED | row))
+    names = {"machine": ".", "x-here": "x/y/comparison ours claim=z"}
+    assert findings._verdict("x", CLAIMED | numbers, evidence, Meta(disturbed=disturbed), names) == expected
+
+
+def test_the_conclusion_counts_verdicts_and_faster_rivals_of_usable_numbers():
+    found = [("same effect", "1.2"), ("same effect", "0.9"), (findings.UNUSABLE, "3"), ("not run", None)]
+    rows = [{"verdict": verdict, "numbers": {"rival": rival}} for verdict, rival in found]
+    assert findings.conclusion(rows) == (
+        "Of 4 papers' headline speed-ups: 2 same effect, 1 too disturbed to use, 1 not run; today's best software is "
+        "faster than ours in 1 of 2."
+    )
+    assert findings.conclusion([]) == ""
+
+
+def test_models_stand_on_top_with_their_sizes():
+    runs = [{"model": "smollm2-135m"}] * 2 + [{"model": "opt-66b"}, {"model": "a-folder"}, {"model": 3}, {}]
+    assert findings.models_of(runs) == (
+        "smollm2-135m (135 million weights); opt-66b's shapes (65.7 billion weights); a-folder"
+    )
+    assert findings.models_of([{}]) == ""
+
+
+def test_a_paper_whose_price_stands_on_top_has_no_other_below():
+    entry = report.Entry(notebooks()["endor/fig06"], "done", meta=Meta(headline={"gain": "Fast.", "cost": "Dear."}))
+    assert list(report._statements([entry], "endor", set())) == ["gain", "cost"]
+    assert list(report._statements([entry], "endor", {"endor"})) == ["gain"]
 
 
 def test_findings_have_their_cells_and_say_of_each_paper_what_the_readme_says():
     names = read_names()
-    findings = load_yaml(paths.root() / "data" / "findings.yaml")
+    known = load_yaml(paths.root() / "data" / "findings.yaml")
     readme = (paths.checkout() / "README.md").read_text(encoding="utf-8").splitlines()
-    assert findings.pop(report.BEYOND)["notebook"] in notebooks()
-    for paper, finding in findings.items():
+    assert known.pop(findings.BEYOND)["notebook"] in notebooks()
+    for paper, finding in known.items():
         assert f"{paper}-claim" in names
-        assert report.EVIDENCE.search(names[f"{paper}-here"])
+        assert findings.EVIDENCE.search(names[f"{paper}-here"])
         (row,) = [line for line in readme if line.startswith("| ") and f"<!--cell {paper}-here-->" in line]
-        assert f"| {finding['reproduced']} |" in row
+        assert ("price" in finding) == (f"{paper}-price" in names)
         assert finding["idea"] in row
         assert finding.get("rival", "") in row
         assert notebooks()[finding["notebook"]].path.name in row
@@ -210,7 +269,8 @@ def test_below_are_circumstances_sentences_of_each_system_and_scores(text, index
 
 
 def test_notebooks_without_results_are_one_folded_line(text):
-    folded = text.split(" notebooks were not run</summary>")[1].split("</details>")[0]
+    assert f"{len(re.findall('<dt id=', text)) - 2} not run" in text  # the tally counts no explorers
+    folded = re.split(r"<summary>\d+ not run; \d explorers not drawn</summary>", text)[1].split("</details>")[0]
     assert 'id="corm/fig08"' in folded
     assert 'id="endor/fig05"' not in folded
 

@@ -104,8 +104,20 @@ def read_table(folder: Path, table: str) -> pd.DataFrame:
     raise UserError(f"{folder / table}: nothing is kept there; expected table.csv, or {table}.csv beside it")
 
 
+def row_of(cell: str, reference: Path, names: Mapping[str, str]) -> pd.Series:
+    """The row of a cell's number, without the one it is divided by. Raises `UserError` as `value` does."""
+    machine, table, column, *where = address(cell, names)
+    where = [word for word in where[: where.index("over") if "over" in where else None] if "=" in word]
+    return only_row(read_table(reference / machine, table), column, where, cell)
+
+
 def only_value(rows: pd.DataFrame, column: str, where: Sequence[str], cell: str) -> object:
     """The value of a column in the only row for which all `key=value` hold. Raises `UserError` otherwise."""
+    return only_row(rows, column, where, cell)[column]
+
+
+def only_row(rows: pd.DataFrame, column: str, where: Sequence[str], cell: str) -> pd.Series:
+    """The only row that has a value in a column and for which all `key=value` hold. Raises `UserError` otherwise."""
     for condition in where:
         key, _, wanted = condition.partition("=")
         if key not in rows:
@@ -113,10 +125,10 @@ def only_value(rows: pd.DataFrame, column: str, where: Sequence[str], cell: str)
         rows = rows[[_same(known, wanted) for known in rows[key]]]
     if column not in rows:
         raise unknown(f"cell {cell}: column", column, rows)
-    values = rows[column].dropna()
-    if len(values) != 1:
-        raise UserError(f"cell {cell}: {len(values)} rows have a value; expected one: add another key=value")
-    return values.item()
+    rows = rows[rows[column].notna()]
+    if len(rows) != 1:
+        raise UserError(f"cell {cell}: {len(rows)} rows have a value; expected one: add another key=value")
+    return rows.iloc[0]
 
 
 def headline(folder: Path, kind: str, cell: str) -> str:

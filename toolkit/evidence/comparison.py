@@ -354,6 +354,19 @@ def _effect(ratio: float) -> float:
     return ratio - 1 if ratio >= 1 else 1 - 1 / ratio
 
 
+def speedup_verdict(ours: float, published: float, low: float, same_machine: bool) -> str:
+    """The verdict on a speed-up, beside 1: by the rules of `compare`. `low` is the lower end of ours over the runs.
+
+    Only a number of the paper's own machine can be within the tolerance.
+    """
+    if same_machine and abs(ours / published - 1) <= TOLERANCE:
+        return WITHIN
+    share = _effect(ours) / _effect(published)
+    if share <= 0:
+        return DIFFERS
+    return SAME_EFFECT if low > 1 and EFFECT[0] <= share <= EFFECT[1] else DIRECTION
+
+
 def _range(row: pd.Series, column: str) -> tuple[float, float]:
     """The range that repetitions of a row's value fall in: itself alone, where the table has no spread.
 

@@ -25,6 +25,7 @@ NOTHING = "–"
 PNG = "data:image/png;base64,"
 SHARPER = 2  # pixels of a saved figure to one of the shown figure: `savefig.dpi` over `figure.dpi` in `use_style`
 ALIKE = 150  # of its pixels, by which the two may differ: a note may have been written above the saved one
+REPRODUCED, KEPT = "**Reproduced: ", "**Reproduced, by the kept results: "  # whatever this run shows
 ABOVE = '<p class="small muted">The figure stands on top of this page.</p>'
 OBJECT = re.compile(r"<[\w.]+[^>]* at 0x[0-9a-f]+>|\bText\(-?[\d.]+, ")  # Python's words for an artist of matplotlib
 WIDGET = "application/vnd.jupyter.widget-view+json"  # needs a kernel, and scripts from elsewhere
@@ -171,7 +172,8 @@ def _cells(book: dict, figure: str | None) -> str:
         cell for cell in notebook.cells if not {PARAMETERS, INJECTED} & set(cell.metadata.get("tags", ()))
     ]
     if notebook.cells and notebook.cells[0].cell_type == "markdown":
-        *_, notebook.cells[0].source = heading(notebook.cells[0].source)  # the page's header has title and question
+        *_, rest = heading(notebook.cells[0].source)  # the page's header has title and question
+        notebook.cells[0].source = rest.replace(REPRODUCED, KEPT)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = MATHS.sub(_mathml, cell.source)

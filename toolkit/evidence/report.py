@@ -3,16 +3,15 @@
 The folder of a report has copies of all files that its pages link: it can be moved, packed and mailed.
 """
 
-import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from toolkit import paths
-from toolkit.errors import UserError
 from toolkit.evidence.catalogue import Notebook, explorers, notebooks, parameter_words
-from toolkit.evidence.cite import address, of_these_results, read_names, read_table, reference_dir, value
+from toolkit.evidence.findings import BEYOND, conclusion, findings, models_of, priced, real_model
 from toolkit.evidence.literature import PAPERS, Paper
 from toolkit.evidence.meta import HEADLINES, Meta, read_meta
 from toolkit.evidence.page import (
@@ -28,11 +27,6 @@ from toolkit.evidence.page import (
 from toolkit.evidence.tables import comparisons, score_table, write_tables
 from toolkit.files import disk_trouble_told, make_folder
 from toolkit.measure.disturbance import disturbance_words
-from toolkit.records import load_yaml
-
-EVIDENCE = re.compile(r"evidence=(\w+)")  # in the address of a finding's number
-BEYOND = "beyond"  # among `PAPERS`: what is asked beyond the papers
-NUMBERS = ("claim", "here", "bytes", "rival", "price")  # of a finding: the cells `<paper>-claim`, ...
 
 
 @dataclass(frozen=True)
@@ -103,20 +97,25 @@ def write_report(
     for entry in entries:
         if not _is_missing(entry):
             groups.setdefault(entry.about.paper, []).append(entry)
+    by_id = {entry.about.id: entry for entry in entries}
+    found = [] if variant else _or_nothing(lambda: findings(by_id))
+    statements = partial(_statements, entries, with_price=priced(found))
     every = {} if variant else explorers()
     drawn = {about.id: about for about in every.values() if carry([_executed(about)], folder / about.id)}
-    undrawn = [(about, "not drawn yet") for id, about in every.items() if id not in drawn]
+    undrawn = [(about, "an explorer, not drawn yet") for id, about in every.items() if id not in drawn]
     render(
         "index.html",
         index,
         changed=parameter_words(variant.changed) if variant else None,
         drawn_over=_drawn_over,
-        findings=[] if variant else _or_nothing(lambda: _findings(entries)),
-        real_model=[] if variant else _or_nothing(lambda: _real_model(entries)),
+        findings=found,
+        conclusion=conclusion(found),
+        real_model=[] if variant else _or_nothing(lambda: real_model(by_id)),
         scores=[] if variant else _or_nothing(lambda: score_table(comparisons(paths.results_dir())).to_dict("records")),
         names={id: paper.name for id, paper in PAPERS.items()},
-        groups=[(id, PAPERS.get(id, Paper("")), _statements(entries, id), group) for id, group in groups.items()],
-        not_run=[(entry.about, entry.note) for entry in entries if _is_missing(entry)] + undrawn,
+        groups=[(id, PAPERS.get(id, Paper("")), statements(id), group) for id, group in groups.items()],
+        not_run=[(entry.about, entry.note) for entry in entries if _is_missing(entry)],
+        undrawn=undrawn,
         tally=_tally(entries),
         tables=[] if running else _or_nothing(lambda: _tables(folder)),
         circumstances=_circumstances(entries),
@@ -144,40 +143,6 @@ def carry(files: Iterable[Path], folder: Path) -> list[Path]:
         if not target.is_file() or target.stat().st_mtime_ns != file.stat().st_mtime_ns:
             shutil.copy2(file, make_folder(folder) / file.name)
     return [target for _, target in present]
-
-
-def _findings(entries: Sequence[Entry]) -> list[dict]:
-    """The rows of `data/findings.yaml`, each with its notebook's entry, its evidence, and its numbers as texts."""
-    read_table.cache_clear()  # a sweep has written tables since
-    names, by_id = of_these_results(read_names()), {entry.about.id: entry for entry in entries}
-    return [
-        finding
-        | {"paper": paper, "entry": by_id[finding["notebook"]]}
-        | {"evidence": EVIDENCE.search(names[f"{paper}-here"])[1]}  # type: ignore[index]  # a test holds it to that
-        | {"numbers": {kind: _number(f"{paper}-{kind}", names) for kind in NUMBERS}}
-        for paper, finding in load_yaml(paths.root() / "data" / "findings.yaml").items()
-        if paper != BEYOND
-    ]
-
-
-def _real_model(entries: Sequence[Entry]) -> list[dict]:
-    """The entry of `data/findings.yaml` beyond the papers, its cells filled in from kept results, and their machine."""
-    finding = load_yaml(paths.root() / "data" / "findings.yaml")[BEYOND]
-    names = read_names()
-    numbers = {name: value(name, reference_dir(), names) for name in names if name.startswith("real-")}
-    texts = {part: finding[part].format_map(numbers) for part in ("sentence", "price")}
-    bars = {label: numbers[cell] for label, cell in finding["bars"].items()}
-    (entry,) = (entry for entry in entries if entry.about.id == finding["notebook"])
-    machine = address(next(iter(finding["bars"].values())), names)[0]
-    return [texts | {"bars": bars, "entry": entry, "machine": machine}]
-
-
-def _number(cell: str, names: Mapping[str, str]) -> str | None:
-    """The text of a cell of these results; None if they do not have it."""
-    try:
-        return value(cell, paths.results_dir(), names)
-    except (UserError, OSError, ValueError, TypeError):  # not run, or a table of an older version
-        return None
 
 
 def _is_missing(entry: Entry) -> bool:
@@ -270,14 +235,18 @@ def publish_page(about: Notebook, executed: Path, folder: Path, rebuild: bool, e
     return page.name
 
 
-def _statements(entries: Sequence[Entry], system: str) -> dict[str, list[Entry]]:
-    """The notebooks with a sentence on a system, by its kind: gain, cost, negative; none without any."""
+def _statements(entries: Sequence[Entry], system: str, with_price: Collection[str]) -> dict[str, list[Entry]]:
+    """The notebooks with a sentence on a system, by its kind: gain, cost, negative; none without any.
+
+    Papers whose price stands on top have no cost here: a page has one price of each.
+    """
     ours = [
         entry
         for entry in entries
         if system == entry.meta.headline.get("system", entry.about.paper) or system == entry.about.paper == BEYOND
     ]
-    by_kind = {kind: [entry for entry in ours if kind in entry.meta.headline] for kind in HEADLINES}
+    kinds = [kind for kind in HEADLINES if kind != "cost" or system not in with_price]
+    by_kind = {kind: [entry for entry in ours if kind in entry.meta.headline] for kind in kinds}
     return {kind: found for kind, found in by_kind.items() if found}
 
 
@@ -298,7 +267,9 @@ def _circumstances(entries: Sequence[Entry]) -> list[tuple[str, str]]:
     days = sorted({meta.finished[:10] for meta in metas})
     count, known = (sum(meta.disturbed[key] for meta in metas) for key in ("rows", "of"))
     presets = set.intersection(*(matching_presets(entry.about, entry.meta) for entry in with_results))
+    models = models_of(meta.parameters for meta in metas)
     return [
+        *([("Model", models)] if models else []),
         ("Machine", "; ".join(dict.fromkeys(meta.machine or "unknown" for meta in metas))),
         ("Date", days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"),
         ("Commit", "; ".join(dict.fromkeys(meta.commit or "unknown" for meta in metas))),
