@@ -100,6 +100,7 @@ def test_the_lab_opens_the_copies_and_takes_further_options(checkout, monkeypatc
         folder = Path(next(each for each in arguments if "app_settings_dir" in each).partition("=")[2])
         assert '"fetchNews": "false"' in (folder / "overrides.json").read_text()
         contents = book.cells[0].source
+        assert "**First step:** open [a](toy/a.ipynb)" in contents
         assert "| [a](toy/a.ipynb) | – | a? |" in contents
 
 

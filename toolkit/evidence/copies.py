@@ -14,6 +14,9 @@ from toolkit.errors import unknown
 from toolkit.evidence.catalogue import INJECTED, PARAMETERS, PRESETS, Notebook, explorers, notebooks
 from toolkit.files import disk_trouble_told, make_folder, read_json, write_json
 
+FIRST_STEP = """\
+**First step:** open [{title}]({address}) and choose *Run → Run All Cells*. Each notebook begins with its parameters: \
+change one and run it again. Nothing that you change here reaches the repository or the sweep's results."""
 COPIED = "toolkit_copy_of"  # metadata of a copy: the digest of the cells that it was made from
 
 
@@ -31,7 +34,9 @@ def copy_notebooks(folder: Path, preset: str = "standard") -> list[str]:
 
 def write_contents(folder: Path, preset: str, takes: Mapping[str, str]) -> Path:
     """A notebook that lists the copies: title with a link, how long each `takes` where that is known, and question."""
-    lines = [f"# Notebooks, with preset {preset}", "", "| notebook | takes about | question |", "|---|---|---|"]
+    lines = [f"# Notebooks, with preset {preset}", "", "", "", "| notebook | takes about | question |", "|---|---|---|"]
+    first = next(iter(notebooks().values()))
+    lines[2] = FIRST_STEP.format(title=first.title, address=f"{quote(first.id)}.ipynb")
     for each in _every():
         time = takes.get(each.id, "sliders" if each.interactive else "–")
         lines.append(f"| [{each.title}]({quote(each.id)}.ipynb) | {time} | {each.question} |")

@@ -30,7 +30,8 @@ SNAKEFILE = Path(__file__).with_name("Snakefile")
 ENDED = "ended"  # the folder of Snakemake's marks, one a job that ended well in this sweep
 FORKED = 4  # so many kernels are worth a fork server
 STOPPING_S = 10  # for an interrupted job to stop by itself
-FOUND = 160  # characters of an answer in a line of the terminal
+WIDTH, INDENT = 110, " " * 10  # of the lines of an answer in the terminal
+QUIET_S = 60  # without a line; then one says what is running
 FIRST = "quickstart"  # its result comes within two minutes
 Write = Callable[..., Path]  # (jobs, rebuild=False, running=False): writes a report on the jobs, and returns its index
 REPORT_S, REPORT_PAUSE_S = 1, 120  # a report that takes longer than the one is next written after the other
@@ -167,8 +168,10 @@ def _end_with_driver() -> None:
 
 
 def _watch(engine: subprocess.Popen, jobs: list[Job], growing: "_GrowingReport", expected: Forecast) -> None:
-    """Print a line whenever a job starts or ends. At its end print what it found; the report grows."""
+    """Print a line whenever a job starts or ends, and each minute. At its end print what it found; the report grows."""
     began, told = time.time(), {}
+    _say("starting Snakemake; the first notebook begins in some seconds")
+    quiet_since_s = time.monotonic()
     while True:
         ended = engine.poll() is not None
         now = {job.id: last for job in jobs if (last := state.load(job.id)) and last.started >= began - 1}
@@ -181,8 +184,12 @@ def _watch(engine: subprocess.Popen, jobs: list[Job], growing: "_GrowingReport",
                 _say(f"{id} {last.status}{took}  ({_progress(now, expected)})")
                 if last.status != "running":
                     growing.add(id)
+                quiet_since_s = time.monotonic()
         if ended:
             break
+        if time.monotonic() - quiet_since_s >= QUIET_S:
+            _say(f"{_still_running(now)}  ({_progress(now, expected)})")
+            quiet_since_s = time.monotonic()
         time.sleep(0.5)
 
 
@@ -196,7 +203,7 @@ class _GrowingReport:
         """Print what a notebook found, and write the report unless that disturbs the others too much."""
         begun_s = time.monotonic()
         if seen := read_meta(self.jobs[id].folder).seen:
-            print(f"          {textwrap.shorten(seen, FOUND, placeholder=' …')}", flush=True)
+            print(textwrap.fill(seen, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT), flush=True)
         if begun_s < self.next_s:
             return
         with contextlib.suppress(OSError):  # a full disk, which the notebooks tell
@@ -205,6 +212,13 @@ class _GrowingReport:
             self.next_s = time.monotonic() + (REPORT_PAUSE_S if took_s > REPORT_S else 0)
             if is_first:
                 _say(f"the report so far, which grows with each notebook: {index}")
+
+
+def _still_running(now: dict[str, state.State]) -> str:
+    """Which jobs run and for how long."""
+    running = [last for last in now.values() if last.status == "running"]
+    words = [f"{last.id} for {duration(time.time() - last.started)}" for last in running]
+    return f"still running: {', '.join(words)}" if words else "no notebook has begun yet"
 
 
 def _progress(now: dict[str, state.State], expected: Forecast) -> str:
