@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 
-from IPython.display import DisplayHandle, Image, Markdown, display
+from IPython.display import DisplayHandle, Image, Javascript, Markdown, display
 from ipywidgets import Box, Layout, ValueWidget, Widget
 from matplotlib.figure import Figure
 
@@ -24,6 +24,10 @@ from toolkit.progress import has_front_end
 STILL = "*A still picture. The controls are there when this notebook runs in JupyterLab: `./papermill_runs.sh --lab`.*"
 READY = "*Controls and figure appear here once all cells have run.*"
 DPI = 100
+TO_THE_TOP = """\
+for (const panel of document.querySelectorAll(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer"))
+    for (const wait of [0, 300, 1000]) setTimeout(() => { panel.scrollTop = 0; }, wait);
+"""  # the Lab stays at the last cell after Run All Cells
 
 
 def stage() -> list[DisplayHandle]:
@@ -95,6 +99,8 @@ class Interactive:
         self._shown = [handle for handle in handles if handle][1:]  # none outside of IPython
         for handle, content in zip(stage, contents, strict=False):
             handle.update(content)
+        if stage and has_front_end():
+            display(Javascript(TO_THE_TOP))
         gc.freeze()  # else Python looks through all that is loaded every few moves, for half a second
 
     def _contents(self) -> tuple[Markdown, Image]:
