@@ -197,6 +197,7 @@ WHOLE = {"rows": 0, "of": 4}
         ({"here": "1.40"}, "measured", {"ours_low": 0.9}, WHOLE, "direction only"),  # within the spread of runs
         ({"here": "1.10"}, "measured", {}, WHOLE, "direction only"),
         ({"here": "0.73"}, "measured", {}, WHOLE, "differs"),
+        ({"here": "1.40", "claim": "1.00"}, "measured", {}, WHOLE, "differs"),  # no effect is published
         ({"here": "1.45"}, "modelled", {}, WHOLE, "within tolerance"),
         ({"here": "1.45"}, "measured", {}, WHOLE, "same effect"),  # another machine is never within the tolerance
         ({"here": "1.90"}, "measured", {}, WHOLE, findings.FAULTY),

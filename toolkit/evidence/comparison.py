@@ -361,10 +361,10 @@ def speedup_verdict(ours: float, published: float, low: float, same_machine: boo
     """
     if same_machine and abs(ours / published - 1) <= TOLERANCE:
         return WITHIN
-    share = _effect(ours) / _effect(published)
-    if share <= 0:
+    found, expected = _effect(ours), _effect(published)
+    if found * expected <= 0:
         return DIFFERS
-    return SAME_EFFECT if low > 1 and EFFECT[0] <= share <= EFFECT[1] else DIRECTION
+    return SAME_EFFECT if low > 1 and EFFECT[0] <= found / expected <= EFFECT[1] else DIRECTION
 
 
 def _range(row: pd.Series, column: str) -> tuple[float, float]:
