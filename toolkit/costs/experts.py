@@ -255,7 +255,7 @@ class _Layers:
         before, ahead = None, []  # `ahead`: loads of this layer that were begun in the one before
         for layer in range(self.shape.layers):
             weights = self._dense_weights(layer)
-            rest_s = self.machine.rest_s(VALUE_BYTES * weights)
+            rest_s = self.machine.rest_s(VALUE_BYTES * weights, mixture=True)
             dense = self._product("attention", layer, weights, fixed_s=rest_s, after=[before])
             yield dense
             before = dense

@@ -219,7 +219,8 @@ class NearData:
 @dataclass(frozen=True)
 class Software:
     """The processor. `layer_s` is the time of a decoder layer beside transfers and the products of its linears, the
-    same for every model; `layer_s_gb` is the part of it that grows with the layer, for each GB of its dense weights.
+    same for every model; `mixture_layer_s` is the time of a layer of a mixture of experts alone; `layer_s_gb` is the
+    part that grows with the layer, for each GB of its dense weights.
 
     On a GPU a product takes `launch_s`, and the longer of its bytes at the share `bandwidth_share` of the
     memory's bandwidth and of `word_cycles` cycles of one multiprocessor for each packed word. `manage_gb_s` is the
@@ -228,6 +229,7 @@ class Software:
 
     name: str
     layer_s: float = 0.0
+    mixture_layer_s: float = 0.0
     layer_s_gb: float = 0.0
     launch_s: float = 0.0
     bandwidth_share: float = 1.0
@@ -256,11 +258,12 @@ class Profile:
     tiers: tuple[str, ...] = ("storage", "dram", "device")
     sources: Mapping[str, Source] = field(default_factory=lambda: NOTHING, repr=False)
 
-    def rest_s(self, dense_bytes: float) -> float:
+    def rest_s(self, dense_bytes: float, mixture: bool = False) -> float:
         """The time of a decoder layer with so many bytes of dense weights, beside transfers and products."""
         if self.software is None:
             return 0.0
-        return self.software.layer_s + self.software.layer_s_gb * dense_bytes / GB
+        fixed_s = self.software.layer_s + self.software.mixture_layer_s * mixture
+        return fixed_s + self.software.layer_s_gb * dense_bytes / GB
 
     def value(self, name: str) -> float:
         """The number of that dotted name. Raises `UserError` for a name that the profile has no number of."""
