@@ -39,6 +39,7 @@ LOCAL = {"num_experts_per_tok": 2, "num_local_experts": 4}
 SHARED = {"shared_expert_intermediate_size": 64, "norm_topk_prob": False}
 THETA = 10_000.0
 LINEAR = {"rope_type": "linear", "rope_theta": THETA, "factor": 4.0}
+LONG = {"original_max_position_embeddings": 2048}
 YARN = {"rope_type": "yarn", "rope_theta": THETA, "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA_3 = {
     "rope_type": "llama3",
@@ -334,10 +335,9 @@ CASES: Mapping[str, Case] = {
     "mistral, window": Case("llama", "mistral", {"sliding_window": 8}, ignored="the window"),
     "mixtral": Case("llama", "mixtral", LOCAL),
     "qwen2": Case("qwen2", "qwen2"),
-    "qwen2, yarn": Case("qwen2", "qwen2", {"rope_parameters": YARN | {"beta_fast": 16.0}}),
-    "qwen2, yarn, slow": Case(
-        "qwen2", "qwen2", {"rope_parameters": YARN | {"beta_fast": 8.0, "beta_slow": 2.0}}, ignored="beta_slow"
-    ),
+    "qwen2, yarn": Case("qwen2", "qwen2", {"rope_parameters": YARN | LONG}),
+    "qwen2, yarn, fast": Case("qwen2", "qwen2", {"rope_parameters": YARN | LONG | {"beta_fast": 8.0}}, "beta_fast"),
+    "qwen2, yarn, slow": Case("qwen2", "qwen2", {"rope_parameters": YARN | LONG | {"beta_slow": 2.0}}, "beta_slow"),
     "qwen3": Case("qwen3", "qwen3", {"head_dim": 32}),
     "qwen2moe": Case("qwen2moe", "qwen2_moe", MOE | SHARED),
     "qwen3moe": Case("qwen3moe", "qwen3_moe", MOE | {"head_dim": 32}),

@@ -27,7 +27,7 @@ kernels/parallel papers/operations sweep/lab offload/close evidence/tables kerne
 papers/spqr_forward sparsity/prune kernels/csr tests/wheel offload/single_token papers/corm predictors/kinds
 offload/new_format costs/hot_cold measure/side_by_side offload/logit_check planner/neurons recovery/distillation
 kernels/single_token models/ffn formats/contract formats/contents formats/formats formats/spqr interchange/gguf
-storage/readers storage/store offload/cache_operations offload/process_state offload/smallest
+storage/readers storage/store offload/cache_operations offload/process_state offload/smallest models/gguf_logits
 """
 PLACES = {name: place for place, name in enumerate(SLOW.split())}
 
