@@ -15,16 +15,8 @@ from toolkit.storage.packing import Linears, pack_model
 
 
 def buffers_of_the_models_type(patch):
-    compute = skeleton._compute_buffers
-
-    def wrong(model):
-        torch.set_default_dtype(torch.bfloat16)
-        try:
-            compute(model)
-        finally:
-            torch.set_default_dtype(torch.float32)
-
-    patch.setattr(skeleton, "_compute_buffers", wrong)
+    right = skeleton.NewTensors
+    patch.setattr(skeleton, "NewTensors", lambda dtype, *device: right(torch.bfloat16, *device))
 
 
 def linears_that_add_at_once(patch):
