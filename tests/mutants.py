@@ -231,6 +231,7 @@ MUTANTS = [
         "end - self.sliding_window + 2)",
         "offload/test_single_token.py",
     ),
+    Mutant("toolkit/offload/growing_cache.py", "== self.written < ", "< ", "offload/test_cache_operations.py"),
     Mutant("toolkit/offload/budget.py", "> self.left_bytes:", "> self.left_bytes + 4096:", "offload/test_budget.py"),
     Mutant(
         "toolkit/offload/budget.py",

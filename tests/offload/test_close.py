@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import threading
 import weakref
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
+from toolkit.errors import UserError
 from toolkit.offload.model import OffloadedModel
 from toolkit.storage.experts import WholeExperts
 from toolkit.storage.neuron_packing import Neurons
@@ -82,3 +84,14 @@ def test_many_opens_leave_no_memory_files_or_threads(use, collected, one_thread)
     after = resident_bytes(), len(os.listdir("/proc/self/fd")), threading.active_count()
     assert after[0] - before[0] < OPENS * LEAST_BYTES / 8
     assert after[1:] == before[1:]
+
+
+def test_too_few_descriptors_are_one_line(use, tmp_path):
+    use("packed")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(UserError, match="too many files are open; raise the limit with ulimit -n"):
+            OffloadedModel.open(tmp_path / "packed", "endor_packed")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
