@@ -17,6 +17,7 @@ from tests.models.test_twins import TOYS
 from toolkit import paths
 from toolkit.models import shapes
 from toolkit.models.twins import twin_model
+from toolkit.storage.neuron_packing import Neurons
 from toolkit.storage.packing import Linears, pack_model
 
 FOLDER = paths.root() / "benchmarks"
@@ -33,6 +34,7 @@ SMALL = {
     "int8": "--rows 64 --columns 64 --repetitions 1",
     "neuron_records": "--hidden 256 --neurons 64 --repetitions 1",
     "neurons": "--hidden 64 --neurons 256 --repetitions 1",
+    "neurons_held": "{tmp}/bundled --limits 1GB --prompts 2 --tokens 4 --windows 1 --length 16 --turns 1",
     "offload": "--folder {tmp} --layers 3 --repetitions 1",
     "sparse_bitmask": "--rows 64 --columns 64 --repetitions 1",
     "spqr": "--shapes 64x64 --repetitions 1 --pause-ms 0",
@@ -72,6 +74,10 @@ def test_a_benchmark_runs(small, monkeypatch, capsys, name):
     if name == "draft":
         model = twin_model("tinyllama-1.1b", 2, torch.bfloat16, vocabulary=512)
         pack_model(model, small / "packed", Linears(("dense", "endor")), "twin")
+    if name == "neurons_held":
+        pack_model(
+            twin_model("tinyllama-1.1b", 2, torch.bfloat16, vocabulary=512), small / "bundled", Neurons(), "twin"
+        )
     if name == "offload":  # llama.cpp's environment would have to be made first
         monkeypatch.setattr(module, "LLAMA_CPP", ())
     if name == "gguf_logits":  # so would this one's

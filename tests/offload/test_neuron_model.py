@@ -164,7 +164,7 @@ def passes(model):
 
 def test_results_are_those_of_the_predicted_neurons_at_every_limit_and_again(packed, monkeypatch):
     """To the bit, whatever memory holds and held before; what a predictor misses stays missed."""
-    monkeypatch.setattr(neuron_ffn, "AT_ONCE", 128)
+    monkeypatch.setattr(neuron_ffn, "AT_ONCE_BYTES", 70_000)
     predictors = [Missing(exact) for exact in packed.predictors]
     with thresholded(packed.model, packed.thresholds), masked(packed.model, predictors):
         expected = passes(packed.model)

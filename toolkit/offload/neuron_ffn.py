@@ -24,7 +24,7 @@ from toolkit.predictors import Context, Predictor
 from toolkit.timeline import Recorder
 
 KERNEL_TOKENS = 8  # at once; more of them multiply by torch's matrix product
-AT_ONCE = 512  # neurons that torch multiplies together
+AT_ONCE_BYTES = 8 << 20  # of neurons that torch multiplies together
 SHARE = 4  # of a layer's neurons about one in so many is added up for a token
 
 
@@ -67,7 +67,9 @@ class NeuronFFN(Offloaded):
         self.passes, self.computes_held, self._bias, self._recorder = passes, computes_held, bias, recorder
         self._every = np.arange(store.residency.units)
         self._learns = predictor is not None and predictor.stateful
-        parts = kernel.parts_of(len(self._every) * store.matrix.shape[1] * store.matrix.itemsize // SHARE)
+        self._row_bytes = store.matrix.shape[1] * store.matrix.itemsize
+        self._at_once = max(1, AT_ONCE_BYTES // self._row_bytes)
+        parts = kernel.parts_of(len(self._every) * self._row_bytes // SHARE)
         self._bounds = np.arange(parts + 1) * len(self._every) // parts
         self._of_tokens: list[Int64[np.ndarray, " active"]] = []
 
@@ -151,15 +153,15 @@ class NeuronFFN(Offloaded):
         return total
 
     def _blocks(self, needed: "Needed") -> Iterator[tuple[Int64[np.ndarray, " block"], Float[Tensor, "block width"]]]:
-        """The neurons, `AT_ONCE` at a time, and their bundles side by side; good until the next ones."""
-        held = self.store.residency.rows
-        for group in _split(needed.active, max(AT_ONCE, held - held % AT_ONCE)):
+        """The neurons, as many at a time, and their bundles side by side; good until the next ones."""
+        held, at_once = self.store.residency.rows, self._at_once
+        for group in _split(needed.active, max(at_once, held - held % at_once)):
             if len(group) > held:
                 yield group, torch.cat([self._brought(part) for part in _split(group, held)])
                 continue
             if not needed.there:
                 self._bring(group)
-            for block in _split(group, AT_ONCE):
+            for block in _split(group, at_once):
                 yield block, self._rows(block)
 
     def _brought(self, numbers: Int64[np.ndarray, " part"]) -> Float[Tensor, "part width"]:
@@ -184,8 +186,7 @@ class NeuronFFN(Offloaded):
         return None if biases is None else biases[torch.from_numpy(numbers)]
 
     def _computed(self, begun_s: float, neurons: int) -> None:
-        nbytes = neurons * self.store.matrix.shape[1] * self.store.matrix.itemsize
-        self._recorder.record("compute", "ffn", "dram", begun_s, nbytes, self.layer)
+        self._recorder.record("compute", "ffn", "dram", begun_s, neurons * self._row_bytes, self.layer)
 
     def _see(
         self,
