@@ -6,8 +6,9 @@ from torch import nn
 
 from tests.families import load_family
 from toolkit.errors import UserError
+from toolkit.formats.endor import Endor
 from toolkit.models import ffn, skeleton
-from toolkit.offload import linear, logit_check
+from toolkit.offload import linear, logit_check, neuron_ffn
 from toolkit.offload.logit_check import check_logits
 from toolkit.offload.single_token import SingleToken
 from toolkit.storage.neuron_packing import Neurons
@@ -43,11 +44,55 @@ def wrong_single_tokens(patch):
     patch.setattr(SingleToken, "__call__", wrong)
 
 
+def only(vectors, packed):
+    """A fault of linears for so many vectors alone, multiplied packed or with their weights decoded."""
+
+    def fault(patch):
+        forward = linear.OffloadedLinear.forward
+
+        def wrong(self, x):
+            same = self.packed == packed and (x.numel() // self.in_features in vectors)
+            return forward(self, x) * (1.1 if same else 1)
+
+        patch.setattr(linear.OffloadedLinear, "forward", wrong)
+
+    fault.__name__ = f"{'packed' if packed else 'decoded'}_{'_'.join(map(str, vectors))}"
+    return fault
+
+
+def products_of_few_vectors(patch):
+    multiply = Endor.matvec
+    patch.setattr(Endor, "matvec", lambda self, x: multiply(self, x) * (-1 if x.ndim == 2 else 1))
+
+
+def products_of_single_vectors(patch):
+    multiply = Endor.matvec
+    patch.setattr(Endor, "matvec", lambda self, x: multiply(self, x) * (-1 if x.ndim == 1 else 1))
+
+
+def neurons_of_few_tokens(patch):
+    add = neuron_ffn.kernel.add_listed
+
+    def wrong(partials, bundles, listed, *others, **named):
+        add(partials, bundles, listed, *others, **named)
+        if len(partials[0]) > 1:
+            partials *= -1
+
+    patch.setattr(neuron_ffn.kernel, "add_listed", wrong)
+
+
 FAULTS = {
+    only((5,), False): ("GPT-J", Linears(), "endor, few tokens"),
+    only((2,), False): ("GPT-J", Linears(), "endor, few tokens"),
+    only((1,), False): ("GPT-J", Linears(), "endor, single tokens"),
+    only((33,), True): ("GPT-J", Linears(), "endor_packed, prompt"),
+    products_of_few_vectors: ("GPT-J", Linears(), "endor_packed, few tokens"),
+    products_of_single_vectors: ("GPT-J", Linears(), "endor_packed, single tokens"),
+    neurons_of_few_tokens: ("Qwen2", Neurons(), "bundled, few tokens"),
     buffers_of_the_models_type: ("GPT-J", Linears(), "endor, prompt"),
     linears_that_add_at_once: ("Falcon, with biases", Linears(), "endor, prompt"),
     ffns_that_are_not_tried: ("BitNet", Neurons(), "bundled, prompt"),
-    wrong_single_tokens: ("Qwen2", Linears(), "endor, single tokens"),
+    wrong_single_tokens: ("Qwen2", Linears(), "endor_packed, single tokens"),
 }
 
 
@@ -62,13 +107,20 @@ def test_faults_are_noticed(tmp_path, monkeypatch, fault):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "factor"), [("model.norm.weight", 1.02), ("model.embed_tokens.weight", torch.nan)])
-def test_other_tensors_are_noticed(tmp_path, name, factor):
+@pytest.mark.parametrize(
+    ("name", "factor", "message"),
+    [
+        ("model.norm.weight", 1.02, "other logits"),
+        ("model.embed_tokens.weight", torch.nan, r"^the model itself gives logits that are NaN or infinite[^\n]*$"),
+        ("model.norm.weight", torch.inf, "^the model itself gives logits"),
+    ],
+)
+def test_other_tensors_and_a_model_that_overflows_are_noticed(tmp_path, name, factor, message):
     model = load_family("Qwen2", tmp_path / "model", torch.bfloat16)
     pack_model(model, tmp_path / "store", Linears(("dense", "zstd")))
     assert check_logits(tmp_path / "store", model) < 0.05
     model.get_parameter(name).mul_(factor)
-    with pytest.raises(UserError, match="other logits"):
+    with pytest.raises(UserError, match=message):
         check_logits(tmp_path / "store", model)
 
 

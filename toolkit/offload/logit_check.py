@@ -3,8 +3,9 @@
     error = check_logits(folder, model)   # 0.004: in standard deviations of the logits
 
 This finds faults that no other check looks for: an FFN with hidden parts, a buffer that is computed differently, a
-linear with unusual arithmetic. A prompt whose tokens are spread over many positions runs through both models, then a
-few single tokens, which have code of their own (`toolkit.offload.single_token`).
+linear with unusual arithmetic. Every path that `run` can take goes through both models, in this order: a prompt whose
+tokens are spread over many positions, a few tokens, which other kernels multiply, and single tokens, which have code of
+their own (`toolkit.offload.single_token`); each with the weights decoded and, where the format has a product, packed.
 """
 
 import copy
@@ -12,6 +13,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import torch
@@ -36,7 +38,9 @@ from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.readers import open_reader
 from toolkit.storage.store import Store
 
-PROMPT, SINGLE = MOST_VECTORS + 1, 3  # tokens; fewer of a prompt might be multiplied with packed weights
+# tokens of a prompt, too long to be multiplied packed; of a few at once, which other kernels serve; single ones
+PROMPT, FEW, SINGLE = MOST_VECTORS + 1, (5, 2), 3
+REST = sum(FEW) + SINGLE
 CACHES = ("past_key_values", "cache_params")  # of attention, and of a state-space model
 FARTHEST = 600  # position of the last one
 # In standard deviations of the logits. Weights that are made dense as they were give the same bits where the same
@@ -60,7 +64,7 @@ def check_logits(folder: Path, model: nn.Module) -> float:
     """
     text = _Text.of(model)
     if not (folder / index.FILE).is_file():  # a checkpoint, which is loaded whole
-        expected = text.prompt(model)[0]
+        expected = _finite(text.prompt(model)[0])
         found = text.prompt(load_dense_model(folder))[0]
         return _judge("prompt", (found - expected) / expected.std(), exact=True, dtype=model.dtype)
     store = Store.open(folder)
@@ -78,11 +82,11 @@ class _Text:
     @classmethod
     def of(cls, model: nn.Module) -> "_Text":
         config = model.config.get_text_config()
-        tokens = torch.randint(config.vocab_size, (1, PROMPT + SINGLE), generator=torch.Generator().manual_seed(0))
+        tokens = torch.randint(config.vocab_size, (1, PROMPT + REST), generator=torch.Generator().manual_seed(0))
         limit = getattr(config, "max_position_embeddings", None) or 0  # some say -1: none
         last = min(FARTHEST, limit - 1) if limit > 0 else FARTHEST
-        spread = torch.linspace(0, last - SINGLE, PROMPT).long()
-        positions = torch.cat([spread, torch.arange(last - SINGLE + 1, last + 1)])[None]
+        spread = torch.linspace(0, last - REST, PROMPT).long()
+        positions = torch.cat([spread, torch.arange(last - REST + 1, last + 1)])[None]
         takes = "position_ids" in inspect.signature(model.forward).parameters
         return cls(tokens, positions if takes else None)
 
@@ -93,14 +97,24 @@ class _Text:
         output = model(self.tokens[:, :PROMPT], attention_mask=mask, use_cache=True, **self._places(0, PROMPT))
         return output.logits[0].float(), {name: output[name] for name in CACHES if output.get(name) is not None}
 
-    def singles(self, model: nn.Module, cache: Mapping[str, object]) -> Logits:
-        """The logits of the single tokens, one by one, after what `cache` holds."""
-        cache = copy.deepcopy(cache)
-        return torch.cat([self._after(model, cache, at, at + 1) for at in range(PROMPT, PROMPT + SINGLE)])
+    def rest(self, model: nn.Module, cache: Mapping[str, object]) -> tuple[Logits, Logits]:
+        """The logits of the few tokens at once and of the single ones, after what `cache` holds."""
+        cache, ends = copy.deepcopy(cache), [*accumulate((*FEW, *[1] * SINGLE), initial=PROMPT)]
+        logits = [self._after(model, cache, first, end) for first, end in pairwise(ends)]
+        return torch.cat(logits[: len(FEW)]), torch.cat(logits[len(FEW) :])
 
-    def rounding(self, model: nn.Module, cache: Mapping[str, object], singles: Logits) -> Logits:
-        """How far the logits of the single tokens are from those of one pass over all of them."""
-        return self._after(model, copy.deepcopy(cache), PROMPT, PROMPT + SINGLE) - singles
+    def rounding(self, model: nn.Module, cache: Mapping[str, object], logits: Logits) -> Logits:
+        """How far the logits of the last tokens move if each block's output is rounded once more."""
+        generator = torch.Generator().manual_seed(0)
+
+        def round_again(module: nn.Module, inputs: object, output: object) -> object:
+            hidden = output[0] if isinstance(output, tuple) else output
+            noise = torch.rand(hidden.shape, generator=generator) - 0.5
+            hidden = (hidden.float() * (1 + torch.finfo(hidden.dtype).eps * noise)).to(hidden.dtype)
+            return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+        with attached([block.register_forward_hook(round_again) for block in decoder_blocks(model)]):
+            return torch.cat(self.rest(model, cache)) - logits
 
     def _after(self, model: nn.Module, cache: Mapping[str, object], first: int, end: int) -> Logits:
         tokens = self.tokens[:, first:end]
@@ -111,24 +125,47 @@ class _Text:
 
 
 def _check(store: Store, variant: str, model: nn.Module, text: _Text) -> float:
-    packed, streamed = f"{variant}{PACKED}" in known_methods(), variant in known_methods()
-    options: dict[str, object] = {"method": f"{variant}{PACKED}" if packed else variant} if streamed else {}
+    """The largest error of a variant, in all ways that its weights can be used."""
+    if variant not in known_methods():  # read on demand, and multiplied as they are
+        return _check_opened(store, variant, model, text, None)
+    methods = [method for method in (variant, f"{variant}{PACKED}") if method in known_methods()]
+    return max(_check_opened(store, variant, model, text, method) for method in methods)
+
+
+def _check_opened(store: Store, variant: str, model: nn.Module, text: _Text, method: str | None) -> float:
+    options: dict[str, object] = {} if method is None else {"method": method}
     if variant == neuron_packing.LAYOUT:
         # predictors that miss neurons are no fault
         options["demand"] = Demand(predictors=[None] * len(decoder_blocks(model)))
-    mixture = any(isinstance(module, RoutedExperts) for module in model.modules())  # an expert may get a single token
-    same = streamed and not any(run.extras for run in store.index.ops if run.variant == variant)
+    packed = method is not None and method.endswith(PACKED)
+    mixture = any(isinstance(module, RoutedExperts) for module in model.modules())  # an expert may get a few tokens
+    same = method is not None and not any(run.extras for run in store.index.ops if run.variant == variant)
     with OffloadedModel.open(store.folder, verify=False, **options) as opened, _as_packed(opened, model):
         expected, cache = text.prompt(model)
-        singles = text.singles(model, cache)
-        spread = torch.cat([expected, singles]).std()
-        own = 0.0 if same else OWN * _error(text.rounding(model, cache, singles) / spread, exact=False)
-        first = (text.prompt(opened.model)[0] - expected) / spread
-        after = (text.singles(opened.model, cache) - singles) / spread
-        return max(
-            _judge(f"{variant}, prompt", first, same and not (packed and mixture), model.dtype, own),
-            _judge(f"{variant}, single tokens", after, same and not packed, model.dtype, own),
+        few, singles = text.rest(model, cache)
+        spread = _finite(torch.cat([expected, few, singles])).std()
+        own = (
+            0.0 if same else OWN * _error(text.rounding(model, cache, torch.cat([few, singles])) / spread, exact=False)
         )
+        found, cache = text.prompt(opened.model)
+        found_few, found_singles = text.rest(opened.model, cache)
+        how = method or variant
+        return max(
+            _judge(f"{how}, prompt", (found - expected) / spread, same and not (packed and mixture), model.dtype, own),
+            _judge(f"{how}, few tokens", (found_few - few) / spread, same and not packed, model.dtype, own),
+            _judge(f"{how}, single tokens", (found_singles - singles) / spread, same and not packed, model.dtype, own),
+        )
+
+
+def _finite(logits: Logits) -> Logits:
+    """The same. Raises `UserError` if the model itself has logits that are no numbers, which nothing can be compared
+    with."""
+    if not bool(logits.isfinite().all()):
+        raise UserError(
+            "the model itself gives logits that are NaN or infinite, before it is packed: its weights are damaged, or "
+            "its numbers overflow their type; try --dtype bfloat16 or float32"
+        )
+    return logits
 
 
 def _error(differences: Logits, exact: bool) -> float:
