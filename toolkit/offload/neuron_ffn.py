@@ -222,7 +222,7 @@ class Needed:
 
     @classmethod
     def of(cls, of_tokens: Sequence[Int64[np.ndarray, " active"]], neurons: int) -> Self:
-        """What each token needs, of a layer with so many neurons."""
+        """The needs of tokens, given those of each one, of a layer with so many neurons."""
         if len(of_tokens) == 1:
             return cls(of_tokens[0])
         masks = np.zeros((len(of_tokens), neurons), dtype=bool)
