@@ -115,6 +115,38 @@ def test_neurons_within_the_threshold_count_as_zero_and_their_down_columns_are_n
     assert found(backend, bundles, x, bits=bits).isnan().all()
 
 
+def test_rows_that_a_vector_does_not_want_add_nothing_for_it(kind):
+    bits, backend = kind
+    bundles, x = made(9, 64, bits), random(3, 64, seed=1)
+    wanted = torch.rand(3, 9, generator=torch.Generator().manual_seed(0)) < 0.5
+    given = bundles.to(DEVICE), x.to(DEVICE), "silu"
+    sums = neurons.ffn(*given, wanted=wanted.to(DEVICE), backend=backend, bits=bits).cpu()
+    alone = [found(backend, bundles[rows].clone(), vector, bits=bits) for rows, vector in zip(wanted, x, strict=True)]
+    torch.testing.assert_close(sums, torch.stack(alone), rtol=1e-5, atol=1e-5)
+
+
+@on_a_cpu
+def test_listed_rows_give_the_same_bits_wherever_they_lie_and_in_any_number_of_calls(backend):
+    """The list is that of neurons; another order of the rows, chunks and a batch leave each vector's sums alone."""
+    bundles, x, chosen = bundle(60, 72, 3), random(5, 72, seed=1), np.arange(0, 60, 2)
+    starts, wanted = np.array([0, 7, 7, 21, 30]), np.random.default_rng(0).random((5, 30)) < 0.6
+    whole, moved = torch.zeros(4, 5, 72), torch.zeros(4, 5, 72)
+    neurons.add_listed(whole, bundles, chosen, starts, x, "silu", wanted=wanted, backend=backend)
+    expected = [found(backend, bundles[chosen[mask]], one) for mask, one in zip(wanted, x, strict=True)]
+    torch.testing.assert_close(whole.sum(0), torch.stack(expected), rtol=1e-4, atol=1e-4)
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(0))
+    places = order.argsort().numpy()[chosen]
+    for first, end in ((0, 5), (5, 26), (26, 30)):
+        part = np.clip(starts, first, end) - first
+        named = {"wanted": wanted[:, first:end], "backend": backend}
+        neurons.add_listed(moved, bundles[order], places[first:end], part, x, "silu", **named)
+    assert torch.equal(moved, whole)
+    for rows, part, told in (([60], [0, 1], "are listed"), ([1], [0, 2], "parts start"), ([1, 2], [0, 2, 1], "parts")):
+        sums = torch.zeros(len(part) - 1, 5, 72)
+        with pytest.raises(ValueError, match=told):
+            neurons.add_listed(sums, bundles, np.array(rows), np.array(part), x, "silu", backend=backend)
+
+
 def test_a_weight_that_is_nan_shows(backend):
     bundles = bundle(4, 8, 2, torch.float16)
     bundles[2, 3] = torch.nan
