@@ -103,15 +103,15 @@ def share(text: str) -> float:
 def run_command(command: Callable[[], int | None], stopped: str = "stopped") -> int:
     """Run what a command line asks for, and return the exit status: the command's own, or 0 if it gives None.
 
-    Bad input and trouble with a disk are one line of printable letters and status 2. Ctrl-C is the line `stopped` and
-    status 130; any other signal of `toolkit.interrupts` is that line and 128 with the signal's number. If whoever reads
-    the output is gone, as in `run ... | head`, the command ends with a line and status 141. Any other error is a fault
-    of the program and passes with its traceback.
+    Bad input and trouble with a disk are one line of printable letters and status 2. Ctrl-C is the line `stopped`, or
+    the words of the exception, and status 130; any other signal of `toolkit.interrupts` is that line and 128 with the
+    signal's number. If whoever reads the output is gone, as in `run ... | head`, the command ends with a line and
+    status 141. Any other error is a fault of the program and passes with its traceback.
     """
     try:
         return _flushed(command)
-    except KeyboardInterrupt:
-        return _stopped(stopped)
+    except KeyboardInterrupt as error:
+        return _stopped(str(error) or stopped)
     except Exception as error:
         if interrupts.received():  # a library made another error of it
             return _stopped(stopped)

@@ -66,11 +66,12 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
+def new_folder(folder: Path, made: bool = True) -> Iterator[Path]:
     """An empty folder to fill, which becomes `folder` at the end of the block, once the disk has all of it.
 
-    Raises `UserError` if `folder` is there already, has nowhere to be, or is just being written by another process, and
-    for trouble with the disk. Nothing is left behind then, nor when the block raises anything else.
+    Unless `made`, the block gets a path of that name and makes the folder itself. Raises `UserError` if `folder` is
+    there already, has nowhere to be, or is just being written by another process, and for trouble with the disk.
+    Nothing is left behind then, nor when the block raises anything else.
     """
     with disk_trouble_told(folder):
         _check_free(folder)
@@ -78,14 +79,17 @@ def new_folder(folder: Path) -> Iterator[Path]:
         if any(os.path.lexists(scratch / folder.name) for scratch in _scratch_folders(folder.parent)):
             raise UserError(f"{folder} is being written by another process: wait for it, or name another folder")
         with scratch_folder(folder.parent) as scratch:
-            made = scratch / folder.name
-            made.mkdir()
-            yield made
-            _make_accessible(made, scratch)
-            for path in (*made.rglob("*"), made):
+            whole = scratch / folder.name
+            whole.mkdir()  # which other processes see
+            if not made:
+                whole = scratch / f"{PREFIX}inside" / folder.name
+                whole.parent.mkdir()
+            yield whole
+            _make_accessible(whole, scratch)
+            for path in (*whole.rglob("*"), whole):
                 _sync(path)
             _check_free(folder)
-            made.rename(folder)
+            whole.rename(folder)
             _sync(folder.parent)
 
 

@@ -2,15 +2,20 @@
 
 import contextlib
 import logging
+import os
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
-from toolkit.errors import UserError
+from toolkit import interrupts
+from toolkit.errors import UserError, disk_trouble
+from toolkit.records import line
 
 # tqdm would ask for widgets in every notebook that imports transformers; text bars do
 warnings.filterwarnings("ignore", message="IProgress not found")
@@ -21,6 +26,8 @@ BASES = ("numba", "transformers.modeling_layers", "transformers.generation.utils
 HIDDEN = ("PIL", "scipy")  # packages that transformers and Numba import wherever they are installed
 COMPILER, COMPILED_MASKS = "torch._dynamo", "torch._dynamo._trace_wrapped_higher_order_op"
 PROBE_S = 5
+OURS = tuple(f"{Path(__file__).parents[1] / name}{os.sep}" for name in ("toolkit", "kernels"))
+LIBRARY = f"{os.sep}transformers{os.sep}"  # in the names of its files
 CHATTY = ("datasets", "filelock", "fsspec", "httpx", "huggingface_hub", "lm_eval", "transformers", "urllib3")
 
 
@@ -53,16 +60,56 @@ def require(what: str, offline: str) -> None:
         )
 
 
-def reason(error: Exception) -> str:
+@contextlib.contextmanager
+def foreign_code(*what: object) -> Iterator[None]:
+    """Turn whatever a library raises over somebody's file into a `UserError` of one line: `what: the reason`.
+
+    Libraries check few entries of a file before they use them, so any exception may come, also a panic of Rust code,
+    which is no `Exception`. Interrupts, lack of memory, a full or closed output and errors of the toolkit itself pass:
+    the block should do nothing but call the library, and an error that arises where transformers has called the toolkit
+    is the toolkit's.
+    """
+    try:
+        yield
+    except (UserError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:
+        if interrupts.received():
+            raise interrupts.Interrupted from error
+        if _lacks_memory(error) or _is_nameless(error) or _is_ours(error):
+            raise
+        raise disk_trouble(error) or UserError(": ".join([*map(str, what), reason(error)])) from error
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+
+
+def _is_nameless(error: BaseException) -> bool:
+    """Whether the system refused something that has no path, such as a write to standard output."""
+    return isinstance(error, OSError) and error.errno is not None and error.filename is None
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether transformers had called the toolkit, such as a replaced layer, when the error arose."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    called = next((at for at, file in reversed(list(enumerate(files))) if LIBRARY in file), len(files))
+    return any(file.startswith(OURS) for file in files[called:])
+
+
+def reason(error: BaseException) -> str:
     """Why transformers could not load something, in one line. Refusals made here on purpose have words of their own."""
-    words = str(error).strip()
+    words = str(error)
     if "trust_remote_code" in words:
         return "its config.json asks for code of its own (auto_map), which is never run here"
     if "safetensors" in words and "no file named" in words:
         return "it holds no safetensors files, and pickled weights are not read, since they can run code; convert it"
     if "ignore_mismatched_sizes" in words:
         return "its tensors have other shapes than its config says"
-    return words.splitlines()[0].rstrip(".:") if words else type(error).__name__
+    first = line((str(error).strip().splitlines() or [""])[0]).rstrip(".:")
+    if isinstance(error, ValueError | RuntimeError | OSError) and first:
+        return first
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 @contextlib.contextmanager

@@ -3,19 +3,20 @@
 torch takes seconds to import, so the checks that do without it come first.
 """
 
-import argparse
-import shutil
+import io
 import sys
 import textwrap
-from collections.abc import Mapping
-from contextlib import suppress
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 from toolkit.commands.packers import FORMATS, PACKERS, WRITTEN, Option, choose, option_owners, torch_dtype
-from toolkit.errors import UserError, whole
+from toolkit.errors import Parser, UserError, whole
 from toolkit.files import new_folder
 
 EVALUATED = {"sequence_length": 512, "windows": 4}  # a few seconds for a model of 135 M parameters
+SOME = 100  # tokens, one of which makes a text that the tokenizer takes
 DTYPES = ("float32", "float16", "bfloat16")
 DETAILS = """\
 `--method spqr` has a format of its own: 3 bits a weight, the only width that its kernels have, and a share of outliers
@@ -59,19 +60,31 @@ def add_parser(commands, **style) -> None:
     )
 
 
-def pack(options: argparse.Namespace) -> None:
+def pack(options: Namespace) -> None:
     """Prune or quantise a model and write it packed."""
     packer = choose(options)
     packer.check(options)
     _check_place(options.out)
     print(f"{options.model}: {packer.help}", file=sys.stderr)
-    model, tokenizer = packer.pack(options)
-    summary = [*_sizes(options.out, model), _compared(options.out, model)]
+    with _checked_folder(options.out) as place:
+        model, tokenizer = packer.pack(Namespace(**vars(options) | {"out": place}))
+        summary = [*_sizes(place, model), *_compared(place, options.out, model, tokenizer)]
     del model
+    print(f"{options.out}: written", file=sys.stderr)
     summary += _second_reading(options.model)
     if options.evaluate:
         summary.append(_quality(options, tokenizer))
     print(f"{options.out}: " + "; ".join(summary))
+
+
+@contextmanager
+def _checked_folder(folder: Path) -> Iterator[Path]:
+    """A path where a folder is made and checked; it becomes `folder` at the end of the block, or goes with an error."""
+    with new_folder(folder, made=False) as place:
+        try:
+            yield place
+        except UserError as error:
+            raise UserError(str(error).replace(str(place), str(folder))) from error
 
 
 def _defaults(owners: Mapping[str, Option]) -> str:
@@ -126,23 +139,21 @@ def _sizes(folder: Path, model) -> list[str]:
     return [*shown, f"all the rest {store.rest_bytes / 1e6:.1f} MB"]
 
 
-def _compared(folder: Path, model) -> str:
-    """How far the logits of what was written are from the model's. Raises `UserError` if it is too far.
+def _compared(place: Path, folder: Path, model, tokenizer) -> list[str]:
+    """How far the logits of what was written are from the model's. `run` makes one token with it, too.
 
-    The folder is removed then, and after any other error.
+    Raises `UserError` if the logits are too far from the model's, or if `run` would refuse the folder.
     """
     from toolkit.offload.budget import BudgetError
     from toolkit.offload.logit_check import check_logits
 
-    print(f"{folder}: written; comparing its logits with the model's", file=sys.stderr)
+    print(f"{folder}: comparing its logits with the model's", file=sys.stderr)
     try:
-        error = check_logits(folder, model)
+        error = check_logits(place, model)
+        _run_once(place, tokenizer)
     except BudgetError as trouble:
-        return f"logits not compared: {trouble}"
-    except BaseException:
-        shutil.rmtree(folder)
-        raise
-    return f"logits within {error:.1g} of their standard deviation"
+        return [f"logits not compared: {trouble}"]
+    return [f"logits within {error:.1g} of their standard deviation"]
 
 
 def _second_reading(name: str) -> list[str]:
@@ -159,7 +170,20 @@ def _second_reading(name: str) -> list[str]:
         return [kept_comparison(file)]
 
 
-def _quality(options: argparse.Namespace, tokenizer) -> str:
+def _run_once(folder: Path, tokenizer) -> None:
+    """Make one token as `run` does, and print nothing. Raises the `UserError` that `run` would raise."""
+    from toolkit.commands.run import add_parser  # which itself takes names from here
+
+    parser = Parser()
+    add_parser(parser.add_subparsers())
+    texts = ("a", *(tokenizer.decode([number]) for number in range(SOME)))
+    prompt = next((text for text in texts if tokenizer(text)["input_ids"]), texts[0])
+    options = parser.parse_args(["run", str(folder), f"--prompt={prompt}", "--max-new-tokens=1", "--no-verify"])
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        options.command(options)
+
+
+def _quality(options: Namespace, tokenizer) -> str:
     """Perplexity of the model as it was, and of what was written as `run` opens it."""
     from toolkit.models import fast_dtype, load_model
     from toolkit.models.cutting import thresholds_of
@@ -176,11 +200,13 @@ def _quality(options: argparse.Namespace, tokenizer) -> str:
         )
     except UserError as error:
         return f"not evaluated: {error}"
+    except KeyboardInterrupt as error:
+        raise type(error)(f"stopped; {options.out} is complete, but was not evaluated") from error
     text = f"{options.corpus}, {after.windows} windows of {after.sequence_length} tokens"
     return f"perplexity {before:.1f} {kind}, {after:.1f} packed ({text})"
 
 
-def _packed_perplexity(options: argparse.Namespace, tokens):
+def _packed_perplexity(options: Namespace, tokens):
     if not (options.out / "index.json").is_file():
         from toolkit.interchange import load_dense_model
 

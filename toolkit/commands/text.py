@@ -10,6 +10,8 @@ from contextlib import ExitStack, contextmanager
 from toolkit.errors import UserError, unknown
 from toolkit.timeline import TRANSFERS
 
+ONE_TEXT = {"num_beams": 1, "num_return_sequences": 1}  # each token is printed as it comes
+
 
 @contextmanager
 def opened(options: Namespace, kind: str, budgets: Mapping[str, int | None]) -> Iterator:
@@ -101,9 +103,11 @@ def _collector_paused() -> Iterator[None]:
 
 def prompt_of(options: Namespace, tokenizer, config):
     """The token ids of the prompt. Raises `UserError` for no token, one that the model lacks, or too many tokens."""
+    from toolkit import hub
     from toolkit.quality.vocabulary import check_vocabulary
 
-    prompt = tokenizer(options.prompt, return_tensors="pt")
+    with hub.foreign_code(options.folder, "its tokenizer fails"):
+        prompt = tokenizer(options.prompt, return_tensors="pt")
     given = prompt["input_ids"].shape[1]
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     if not given:
@@ -118,8 +122,13 @@ def prompt_of(options: Namespace, tokenizer, config):
 
 
 def generate(options: Namespace, model, tokenizer, config, **drafting: object) -> list[float]:
-    """Print the prompt and the text that follows it; return the seconds after which each token came."""
+    """Print the prompt and the text that follows it; return the seconds after which each token came.
+
+    Raises `UserError` for settings in the folder's files with which transformers cannot generate text.
+    """
     from transformers import TextStreamer, set_seed
+
+    from toolkit import hub
 
     class Clocked(TextStreamer):
         """Notes when each token comes; a draft's come together."""
@@ -132,14 +141,16 @@ def generate(options: Namespace, model, tokenizer, config, **drafting: object) -
     prompt = prompt_of(options, tokenizer, config)
     set_seed(options.seed)
     came_s, begun_s = [], time.perf_counter()
-    model.generate(
-        **prompt,
-        max_new_tokens=options.max_new_tokens,
-        do_sample=options.sample,
-        streamer=Clocked(tokenizer, skip_special_tokens=True),
-        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
-        **drafting,
-    )
+    with hub.foreign_code(options.folder, "transformers cannot generate text with its settings"):
+        model.generate(
+            **prompt,
+            max_new_tokens=options.max_new_tokens,
+            do_sample=options.sample,
+            streamer=Clocked(tokenizer, skip_special_tokens=True),
+            pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+            **ONE_TEXT,
+            **drafting,
+        )
     made_s = came_s[prompt["input_ids"].numel() :]
     if (count := len(made_s)) < options.max_new_tokens:
         print(f"\nthe model ended its text after {count} of {options.max_new_tokens} tokens", file=sys.stderr)
@@ -160,6 +171,7 @@ def generate_timed(options: Namespace, model, kind: str, draft=None) -> None:
     `kind` is "bundled", "experts", or any other for layers.
     """
     tokenizer = model.tokenizer
+    _tell_ignored(options, model.model.generation_config)
     begun_s = model.recorder.now_s()
     drafting = {} if draft is None else {"draft": draft, "draft_tokens": options.draft_tokens}
     made_s = generate(options, model, tokenizer, model.model.config, **drafting)
@@ -183,6 +195,16 @@ def _stages(rows: Sequence[tuple[str, float, int]]) -> str:
         moved_mb = nbytes / 1e6 if stage in TRANSFERS else 0.0
         lines.append(f"{stage:>7} {seconds:8.1f} {100 * seconds / whole_s:14.1f} {moved_mb:9.1f}")
     return "\n".join(lines)
+
+
+def _tell_ignored(options: Namespace, settings) -> None:
+    """Say which settings in the folder are ignored."""
+    for name, value in ONE_TEXT.items():
+        if (given := getattr(settings, name, None)) not in (None, value):
+            words = "run prints one text, token by token"
+            print(
+                f"{options.folder}: {name} {given!r:.40} of generation_config.json is ignored: {words}", file=sys.stderr
+            )
 
 
 def _speed(made_s: Sequence[float]) -> str:

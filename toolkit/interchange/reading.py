@@ -78,10 +78,8 @@ def load_tokenizer(folder: str | os.PathLike) -> object:
 
     from toolkit import hub
 
-    try:
+    with hub.foreign_code(folder, "no tokenizer can be read"), hub.quiet():
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, **hub.NO_CODE)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{folder}: no tokenizer can be read: {hub.reason(error)}") from error
 
 
 def _check_shapes(folder: Path, shapes: Mapping[str, tuple[int, ...]], model: nn.Module) -> None:

@@ -22,7 +22,7 @@ from toolkit.errors import UserError
 from toolkit.files import check_memory
 from toolkit.models.new_tensors import NewTensors
 from toolkit.models.plain import plain
-from toolkit.records import line, load_json
+from toolkit.records import load_json
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 # names of entries that say how many modules or names are made, but not how wide one is
@@ -173,11 +173,6 @@ def _numbers(entries: dict) -> Iterator[tuple[str, int | float]]:
 
 @contextlib.contextmanager
 def _usable(file: Path | str) -> Iterator[None]:
-    """Turn any error of transformers, which checks few entries before it uses them, into a `UserError`."""
-    try:
-        with hub.quiet():
-            yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{file}: transformers cannot use it: {line(hub.reason(error))}") from error
+    """Turn any error of transformers into a `UserError`, without its warnings."""
+    with hub.foreign_code(file, "transformers cannot use it"), hub.quiet():
+        yield

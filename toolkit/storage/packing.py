@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from toolkit import hub
 from toolkit.errors import UserError, unknown
 from toolkit.formats import FORMATS, Packed, decode, encode, expected_nbytes
 from toolkit.models import decoder_blocks, decoder_linears
@@ -171,7 +172,8 @@ def pack_model(
     def write_files(place: Path) -> None:
         for part in (layout.config(model), getattr(model, "generation_config", None), tokenizer):
             if part is not None:
-                part.save_pretrained(place)
+                with hub.foreign_code(f"the {type(part).__name__} of {name}", "transformers cannot write it"):
+                    part.save_pretrained(place)
         if files is not None:
             files(place)
 
