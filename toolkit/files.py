@@ -208,7 +208,8 @@ def check_space(folder: Path, nbytes: int) -> None:
         free = shutil.disk_usage(folder).free
     if free < nbytes + SPARE_BYTES:
         raise UserError(
-            f"{_shown(folder)}: no space left; {nbytes / 1e6:.0f} MB more are needed and {free / 1e6:.0f} MB free; "
+            f"{_shown(folder)}: no space left; {(nbytes + SPARE_BYTES) / 1e6:.0f} MB more are needed, of which "
+            f"{SPARE_BYTES / 1e6:.0f} stay free, and {free / 1e6:.0f} MB are free; "
             f"free some, or {elsewhere(folder)}"
         )
 

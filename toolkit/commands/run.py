@@ -168,7 +168,7 @@ def bytes_of(option: str, text: str | None) -> int | None:
     """A number of bytes such as 500MB or 1.5GiB. Raises `UserError` for anything else."""
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]i?B|)", text)
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?) ?([KMG]i?B|)", text)
     if found is None:
         raise UserError(f"{option} {text}: expected a size such as 500MB or 1.5GiB")
     return round(float(found[1]) * UNITS[found[2]])
