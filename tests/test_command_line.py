@@ -285,12 +285,14 @@ def trace_uses(mixtral, layer):
     return trace.active(layer).sum((0, 1))
 
 
-def test_spqr_alone_is_multiplied_packed_unless_told_otherwise():
+def test_formats_with_a_product_are_multiplied_packed_unless_told_otherwise():
     for form, weights, device, expected in (
         ("spqr", None, "cpu", "spqr_packed"),
         ("spqr", "decoded", "cpu", "spqr"),
         ("spqr", None, "cuda", "spqr"),
-        ("endor", None, "cpu", "endor"),
+        ("endor", None, "cpu", "endor_packed"),
+        ("endor", "decoded", "cpu", "endor"),
+        ("zstd", None, "cpu", "zstd"),
         ("endor", "packed", "cpu", "endor_packed"),
     ):
         assert method_of(form, weights, device) == expected
@@ -386,10 +388,13 @@ def test_help_lists_every_packer(capsys):
 def test_complaints_come_before_slow_imports(model, tmp_path):
     places = {"MODEL": str(model), "OUT": str(tmp_path / "out")}
     given = [[places.get(word, word.replace("OUT", places["OUT"])) for word in arguments] for arguments, _ in EARLY]
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "index.json").write_text("{}")
     code = f"""if True:
         import sys
         from toolkit.__main__ import main
         assert [main(arguments) for arguments in {given!r}] == [2] * {len(given)}
+        assert main(["plan", {str(tmp_path / "packed")!r}]) == 2  # before the machine is looked at
         assert not {{"torch", "transformers", "pandas", "jsonschema"}} & set(sys.modules)
     """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -20,6 +20,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -156,6 +157,19 @@ class Files(NullCache):
         if (folder := _folder()) is None or changed():
             return None
         return folder / f"{self.function.__name__}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}"
+
+
+def ran_before(what: str) -> bool:
+    """Whether `note_run` noted this for these kernels: then most of what it calls is compiled already."""
+    folder = _folder()
+    return folder is not None and not changed() and (folder / f"ran-{what}").exists()
+
+
+def note_run(what: str) -> None:
+    """Note, for later processes, that kernels for `what` are compiled and kept."""
+    if (folder := _folder()) is not None and not changed():
+        with suppress(OSError):
+            (folder / f"ran-{what}").touch()
 
 
 def signed(file: Path, content: bytes) -> bytes:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from toolkit.commands.run import bytes_of
 from toolkit.commands.trial import check_trial, trial
 from toolkit.errors import UserError, whole
+from toolkit.offload.variant import check_not_packed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,6 +59,7 @@ def add_parser(commands, **style) -> None:
 def plan(options: argparse.Namespace) -> None:
     """Print the ways, the best first, and what to do."""
     dram_bytes, loss = bytes_of("--dram", options.dram), _share(options.loss)
+    check_not_packed(Path(options.model))
     device_bytes = bytes_of("--device-memory", options.device_memory)
     for option, nbytes in {"--dram": dram_bytes, "--device-memory": device_bytes}.items():
         if nbytes == 0:

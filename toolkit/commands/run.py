@@ -5,6 +5,7 @@ torch takes seconds to import, so the checks that do without it come first.
 
 import argparse
 import re
+import sys
 from pathlib import Path
 
 from toolkit.commands.compare import compare
@@ -39,11 +40,10 @@ ABSENT = {  # by kind of folder: options that it does not have, and why
     "experts": ((*WHOLE_LAYERS, "--device-memory", "--device", "--neurons"), READ_IN_PARTS.format("experts")),
 }
 WEIGHTS_HELP = """\
+On a CPU, --weights packed is the default for formats with a product of their own (endor, spqr, dense). It multiplies
+with the packed form where a single token is computed, which is the quick way: up to three times as fast where memory
+limits. Its sums run in another order, so the last digits differ, and now and then another token is the likeliest.
 --weights decoded makes each matrix dense before its product: the text is that of the packed model in memory.
---weights packed multiplies with the packed form where a single token is computed, which is quicker where memory limits.
-Its sums run in another order, so the last digits differ, and now and then another token is the likeliest.
-Without the option, spqr is multiplied packed on a CPU, since decoding takes far longer than the product; all else is
-decoded.
 
 --neurons predicted computes each token with the neurons that are predicted for it: the text is the same at every limit.
 --neurons held computes with all neurons that memory holds then, also those that earlier tokens needed, as LLM in a
@@ -68,7 +68,9 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, or one of several GPUs as cuda:1")
     parser.add_argument("--device-memory", help="hard limit for a GPU's memory, such as 8GB (default: most of it)")
     parser.add_argument("--format", help="one of those that were packed (default: endor, else the first by name)")
-    parser.add_argument("--weights", choices=["decoded", "packed"], help="see below (default: decoded; spqr: packed)")
+    parser.add_argument(
+        "--weights", choices=["decoded", "packed"], help="see below (default: packed, if the format can)"
+    )
     parser.add_argument("--policy", default="pipelined", choices=POLICIES, help="default: pipelined")
     parser.add_argument("--residency", metavar="NAME", help="which neurons or experts stay in memory: lru, lfu, ...")
     which = "of a folder of neurons: those that a token is computed with; see below (default: predicted)"
@@ -97,13 +99,14 @@ def run(options: argparse.Namespace) -> None:
         raise UserError(f"--csv {options.csv}: the table of --compare goes there; add --compare, or leave it out")
     kind = kind_of(options.folder, options.format)
     _check_kind(options, kind)
+    print(f"opening {options.folder}", file=sys.stderr, flush=True)  # what is imported now takes seconds
     if kind == "checkpoint":
         generate_from_checkpoint(options)
     elif options.compare:
         compare(options, kind, budgets)
     else:
-        with opened(options, kind, budgets) as (model, draft):
-            generate_timed(options, model, kind, draft)
+        with opened(options, kind, budgets) as (model, tokenizer, draft):
+            generate_timed(options, model, tokenizer, kind, draft)
 
 
 def kind_of(folder: Path, form: str | None = None) -> str:

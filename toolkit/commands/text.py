@@ -7,31 +7,47 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
+from toolkit import memory_limits
 from toolkit.errors import UserError, unknown
 from toolkit.timeline import TRANSFERS
 
 ONE_TEXT = {"num_beams": 1, "num_return_sequences": 1}  # each token is printed as it comes
+SHORT = 32  # letters of a prompt that is surely multiplied with the packed form
 
 
 @contextmanager
 def opened(options: Namespace, kind: str, budgets: Mapping[str, int | None]) -> Iterator:
-    """The model of a folder that `pack` wrote, of this kind, and the one that drafts for it, if `--draft` names one."""
+    """The model of a folder that `pack` wrote, of this kind, its tokenizer, and the model that drafts for it, or None.
+
+    Says what memory the process will take and, at the end, what it took. Raises `UserError` before weights are read if
+    the process's limit does not allow for it.
+    """
     with ExitStack() as stack:
+        peak = stack.enter_context(memory_limits.Peak())
         with _collector_paused():
             from toolkit import hub
 
+            memory_limits.return_large_blocks()
             stack.enter_context(hub.lean())  # before anything imports transformers' models
+            from toolkit.commands.memory import within_limit
+            from toolkit.interchange.reading import load_tokenizer
+            from toolkit.kernels.engine import compiled
             from toolkit.offload.model import OffloadedModel
 
             settings = {name: getattr(options, name) for name in ("policy", "verify", "device", "reader")}
             if options.residency or options.neurons:
                 settings["demand"] = _demand(options)
-            method, draft, limits = method_of(kind, options.weights, options.device), None, dict(budgets)
-            if options.draft:
-                draft, limits = stack.enter_context(_opened_draft(options, budgets)), {}
-            model = OffloadedModel.open(options.folder, method, beside=draft, **limits, **settings)
+            method, draft = method_of(kind, options.weights, options.device), None
+            kernels = f"{method or kind}-{options.dram}-{len(options.prompt) > SHORT}"  # that will be compiled
+            tokenizer = load_tokenizer(options.folder / "model")
+            with within_limit(options, tokenizer, kernels, budgets) as limits:
+                if options.draft:
+                    draft, limits = stack.enter_context(_opened_draft(options, limits)), {}
+                model = OffloadedModel.open(options.folder, method, beside=draft, **limits, **settings)
             stack.enter_context(model)
-        yield model, draft
+        yield model, tokenizer, draft
+        compiled.note_run(kernels)
+        print(f"the process took {peak.look() / 1e6:.0f} MB of memory at its peak, without files", file=sys.stderr)
 
 
 def _demand(options: Namespace):
@@ -75,7 +91,7 @@ def method_of(form: str, weights: str | None, device: str) -> str | None:
     if form in STRATEGIES:
         return None
     if weights is None:
-        weights = "packed" if form in READABLE and READABLE[form].multiplied_packed and device == "cpu" else "decoded"
+        weights = "packed" if form in READABLE and READABLE[form].has_matvec and device == "cpu" else "decoded"
     if weights == "decoded":
         return form
     with_product = [name for name, known in READABLE.items() if known.has_matvec]
@@ -165,12 +181,11 @@ def generate_from_checkpoint(options: Namespace) -> None:
     generate(options, model, tokenizer, model.config)
 
 
-def generate_timed(options: Namespace, model, kind: str, draft=None) -> None:
+def generate_timed(options: Namespace, model, tokenizer, kind: str, draft=None) -> None:
     """Generate, then print how fast that was, what memory held, and where the time went.
 
     `kind` is "bundled", "experts", or any other for layers.
     """
-    tokenizer = model.tokenizer
     _tell_ignored(options, model.model.generation_config)
     begun_s = model.recorder.now_s()
     drafting = {} if draft is None else {"draft": draft, "draft_tokens": options.draft_tokens}

@@ -43,7 +43,7 @@ class Packed(ABC):
     is_dense: ClassVar[bool] = False  # the stored tensor is the dense matrix, so nothing is ever decoded
     has_matvec: ClassVar[bool] = False  # `matvec` reads the packed form and makes no dense matrix
     has_batched_matvec: ClassVar[bool] = False  # `matvec` takes several vectors, [batch, columns], too
-    multiplied_packed: ClassVar[bool] = False  # so much quicker than decoding that `run` does it unless told otherwise
+    multiplied_packed: ClassVar[bool] = False  # so much quicker than decoding that races leave decoding out
 
     shape: tuple[int, int]
     dtype: torch.dtype

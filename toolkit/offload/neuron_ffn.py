@@ -23,6 +23,7 @@ from toolkit.offload.turn import Offloaded
 from toolkit.predictors import Context, Predictor
 from toolkit.timeline import Recorder
 
+MOST_CHECKED = 64  # tokens of a pass whose neurons are noted one by one, for `keep`
 KERNEL_TOKENS = 8  # at once; more of them multiply by torch's matrix product
 AT_ONCE_BYTES = 8 << 20  # of neurons that torch multiplies together
 SHARE = 4  # of a layer's neurons about one in so many is added up for a token
@@ -100,8 +101,9 @@ class NeuronFFN(Offloaded):
         if self.predictor is None or (self._learns and len(x) > 1):
             return Needed(self._every)
         begun_s = self._recorder.now_s()
-        self._of_tokens = [self.predictor.predict(Context(self.layer, (token,))) for token in x.float()]
-        needed = Needed.of(self._of_tokens, len(self._every))
+        of_tokens = [self.predictor.predict(Context(self.layer, (token,))) for token in x.float()]
+        self._of_tokens = of_tokens if len(x) <= MOST_CHECKED else []  # a prompt's would take 100 MB
+        needed = Needed.of(of_tokens, len(self._every))
         self._recorder.record("compute", "predictor", "dram", begun_s, self.predictor.nbytes, self.layer)
         return needed
 

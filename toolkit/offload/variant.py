@@ -29,6 +29,12 @@ def variant_to_run(folder: Path, asked: str | None = None) -> str:
     return asked or favourite(variants or {FAVOURITE})
 
 
+def check_not_packed(folder: Path) -> None:
+    """Raise `UserError` for a folder that `pack` wrote, where a model is expected."""
+    if (folder / "index.json").is_file():
+        raise UserError(f"{folder}: it is packed already; run it with `python -m toolkit run {folder}`")
+
+
 def favourite(variants: Collection[str]) -> str:
     """The variant that is run where none is named: `endor`, or the first by name."""
     return FAVOURITE if FAVOURITE in variants else min(variants)

@@ -17,9 +17,9 @@ from toolkit.models.architectures import ARCHITECTURES, ModelShape
 from toolkit.models.cutting import ENTRY
 from toolkit.models.loading import gguf_file, parts_of, read_config
 from toolkit.models.shape_of import shape_of
+from toolkit.offload.variant import check_not_packed
 from toolkit.planner.ways import ZEROS, PlannedWay, ways
 from toolkit.records import line
-from toolkit.storage.index import FILE as INDEX
 
 PUBLISHED_BYTES = 2  # of a weight: nearly every model is published in bf16 or fp16
 OTHERS = (
@@ -118,8 +118,8 @@ def _gguf(text: str, file: Path) -> Target:
 def _configured(text: str, folder: Path) -> Target:
     """A model with a config.json, in a folder or on the hub."""
     local = folder.is_dir()
-    if local and (folder / INDEX).exists():
-        raise UserError(f"{text}: it is packed already; run it with `python -m toolkit run {text}`")
+    if local:
+        check_not_packed(folder)
     config, shapes = skeleton.read_config(folder, ()) if local else _hub_config(text), []
     try:
         skeleton.check_outline(config, lambda outline: shapes.append(shape_of(outline)))

@@ -1,0 +1,64 @@
+import pytest
+from transformers import GPT2Config, LlamaConfig, Qwen2Config
+
+from toolkit import memory_limits
+from toolkit.errors import UserError
+from toolkit.offload import overhead
+from toolkit.offload.overhead import Overhead, budget_within, cache_bytes
+
+SIZES = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 100}
+
+
+def test_the_cache_counts_key_heads_types_and_windows():
+    room, pair = overhead.ROOM, 2 * 2 * 8 * 2  # keys and values, 2 heads of 8, bfloat16
+    full = LlamaConfig(num_key_value_heads=2, dtype="bfloat16", **SIZES)
+    assert cache_bytes(full, 1000) == pair * (1000 + room) * (4 + 1)  # one layer more while it is copied
+    kinds = ["full_attention", "sliding_attention"] * 2
+    sliding = Qwen2Config(
+        num_key_value_heads=2, dtype="bfloat16", use_sliding_window=True, sliding_window=100, layer_types=kinds, **SIZES
+    )
+    assert cache_bytes(sliding, 1000) == pair * (3 * (1000 + room) + 2 * (100 + room))
+    assert cache_bytes(GPT2Config(n_embd=64, n_layer=4, n_head=8), 10) == 2 * 64 * 4 * (10 + room) * 5
+
+
+def test_what_a_prompt_takes_grows_with_its_tokens():
+    config = LlamaConfig(dtype="bfloat16", intermediate_size=128, **SIZES)
+    few, many = Overhead.of(config, 10, 5), Overhead.of(config, 1000, 5)
+    assert many.prompt > 100 * few.prompt > 0
+    assert many.logits == few.logits
+    assert Overhead.of(config, 1000, 5, all_logits=True).logits == 1000 * few.logits
+    assert Overhead.of(config, 10, 5, compiles=True).nbytes == few.nbytes + overhead.COMPILER
+    config._attn_implementation = "eager"  # whose scores are in memory for all heads
+    assert Overhead.of(config, 1000, 5).prompt > many.prompt + 8 * 1000**2 * 4
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Sets the free bytes of the process."""
+    return lambda nbytes: monkeypatch.setattr(memory_limits, "free_bytes", lambda: nbytes)
+
+
+def test_a_budget_leaves_room_for_the_rest(free):
+    coming = Overhead(100_000_000, 0, 0, 0, 0, 0, 0)
+    free(1_000_000_000)
+    assert budget_within(None, 10**12, coming) == 800_000_000
+    assert budget_within(800_000_000, 10**12, coming) == 800_000_000
+    assert budget_within(10**12, 800_000_000, coming) == 10**12  # more than the folder can fill
+    with pytest.raises(
+        UserError, match=r"--dram 801MB: .* 100 MB more .* 1000 MB .* give --dram 800MB at most, or 2 MB"
+    ):
+        budget_within(801_000_000, 10**12, coming)
+    free(111_000_000)
+    with pytest.raises(UserError, match=r"111 MB of memory are free.*expected 112 MB free and the weights' own"):
+        budget_within(None, 10**12, coming)
+    with pytest.raises(UserError, match="no --dram is small enough"):
+        budget_within(10_000_000, 10**12, coming)
+
+
+def test_a_peak_is_seen():
+    with memory_limits.Peak() as peak:
+        before = peak.look()
+        block = bytearray(50_000_000)
+        assert peak.look() >= before + 40_000_000
+        del block
+        assert peak.look() >= before + 40_000_000

@@ -1,0 +1,121 @@
+"""The memory of a process that runs a packed model, beside the weights and buffers in its budget of DRAM.
+
+    overhead = Overhead.of(config, prompt_tokens=1500, new_tokens=40)
+    room = memory_limits.free_bytes() - overhead.nbytes    # for the budget
+
+What imports and the tokenizer take is there when this is asked, so it is missing from `free_bytes`. What comes later
+is computed: an upper bound, which `benchmarks/memory_limits.py` compares with what processes really take.
+"""
+
+from dataclasses import dataclass, fields
+from math import ceil
+from typing import Self
+
+from toolkit import memory_limits
+from toolkit.errors import UserError
+from toolkit.offload.growing_cache import ROOM
+
+MB = 1e6
+OPENING = 70_000_000  # the model's modules, the first compiled kernels, threads, buffers of reads
+COMPILER = 130_000_000  # LLVM, where kernels are not kept from an earlier process
+CODE = 40_000_000  # pages of libraries, which would have to be read again and again if there were no room for them
+SPAN = 160  # bytes of a span on the timeline
+SPANS = 24  # of a layer and token at most
+FLOAT = 4
+WIDTHS = 3  # vectors of a layer's widths that exist at once for each token of a prompt
+RESIDENT_SHARE = 0.9  # of free memory; the rest is for other processes and page tables
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Bytes that are still to come beside weights and buffers, by what they are for."""
+
+    opening: int
+    compiler: int
+    cache: int
+    prompt: int
+    logits: int
+    timeline: int
+    code: int = CODE
+
+    @classmethod
+    def of(cls, config, prompt_tokens: int, new_tokens: int, compiles: bool = False, all_logits: bool = False) -> Self:
+        """For a model of this configuration of transformers, and one text.
+
+        `compiles`: no compiled kernels are kept. `all_logits`: the model gives logits for each token of a prompt.
+        """
+        config = config.get_text_config()
+        hidden, layers = config.hidden_size, config.num_hidden_layers
+        heads = getattr(config, "num_attention_heads", 1) or 1
+        ffn = max(_number(config, name) for name in ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"))
+        ffn = max(ffn or 4 * hidden, _number(config, "moe_intermediate_size") * _number(config, "num_experts_per_tok"))
+        scores = prompt_tokens**2 * (FLOAT if _by_kernel(config) else 2 * FLOAT * heads)
+        return cls(
+            opening=OPENING,
+            compiler=COMPILER if compiles else 0,
+            cache=cache_bytes(config, prompt_tokens + new_tokens),
+            prompt=WIDTHS * FLOAT * prompt_tokens * (2 * hidden + ffn) + scores,
+            logits=3 * FLOAT * config.vocab_size * (prompt_tokens if all_logits else 1),
+            timeline=SPAN * SPANS * layers * new_tokens,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """All of it, with the pages of libraries."""
+        return sum(getattr(self, part.name) for part in fields(self))
+
+
+def cache_bytes(config, positions: int) -> int:
+    """An upper bound of the key-value cache of one text with so many positions, with the room behind them.
+
+    Layers with sliding attention hold no more positions than their window, once the prompt is done.
+    """
+    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", 1) or 1
+    size = getattr(config, "head_dim", None) or config.hidden_size // max(1, getattr(config, "num_attention_heads", 1))
+    pair = 2 * heads * size * (getattr(config.dtype, "itemsize", None) or FLOAT)
+    window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    sliding = sum(kind == "sliding_attention" for kind in kinds or ()) if window else 0
+    full = config.num_hidden_layers - sliding
+    copied = pair * (positions + ROOM)  # one layer at a time is copied to where it can grow
+    return pair * (full * (positions + ROOM) + sliding * (min(positions, window or 0) + ROOM)) + copied
+
+
+def budget_within(asked: int | None, most: int, overhead: Overhead) -> int:
+    """The budget of DRAM for this process: what is asked for, or all that its limit leaves for weights, `most` at most.
+
+    Raises `UserError` if what is asked for does not fit beside the overhead, or nothing is left. The message says how
+    much would.
+    """
+    free = memory_limits.free_bytes()
+    room = int(RESIDENT_SHARE * free) - overhead.nbytes
+    if asked is None:
+        if room <= 0:
+            needed = (overhead.nbytes - room) / RESIDENT_SHARE
+            raise UserError(
+                f"{_mb(free)} MB of memory are free, and {_mb(overhead.nbytes)} MB more are taken beside weights: "
+                f"expected {_mb(needed)} MB free and the weights' own; give it more, or a shorter prompt"
+            )
+        return room
+    if min(asked, most) > room:
+        least = ceil((min(asked, most) - room) / RESIDENT_SHARE / MB)
+        works = f"give --dram {int(room // MB)}MB at most" if room > MB else "no --dram is small enough"
+        raise UserError(
+            f"--dram {_mb(asked)}MB: the process takes {_mb(overhead.nbytes)} MB more beside it, and {_mb(free)} MB of "
+            f"memory are free: {works}, or {least} MB more memory"
+        )
+    return asked
+
+
+def _mb(nbytes: float) -> int:
+    """Megabytes, rounded up: enough."""
+    return ceil(nbytes / MB)
+
+
+def _number(config, name: str) -> int:
+    value = getattr(config, name, None) or 0
+    return max(value) if isinstance(value, list | tuple) else int(value)
+
+
+def _by_kernel(config) -> bool:
+    """Whether attention scores are never in memory as a whole."""
+    return getattr(config, "_attn_implementation", None) in (None, "sdpa")
