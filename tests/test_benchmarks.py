@@ -32,6 +32,7 @@ SMALL = {
     "gpu": "--only outliers --repetitions 1",
     "hot_cold": "--neurons 4096 --tokens 8 --repetitions 1",
     "int8": "--rows 64 --columns 64 --repetitions 1",
+    "memory_limits": "{tmp}/packed --limits 900 --first 1",
     "neuron_records": "--hidden 256 --neurons 64 --repetitions 1",
     "neurons": "--hidden 64 --neurons 256 --repetitions 1",
     "neurons_held": "{tmp}/bundled --limits 1GB --prompts 2 --tokens 4 --windows 1 --length 16 --turns 1",
@@ -47,7 +48,7 @@ SIZES = {  # constants of the scripts
     "spqr": {"OTHER_BYTES": 1},
     "decode_step": {"RIVALS": (), "LAYERS": 2, "VOCABULARY": 512, "READ_BYTES": 1 << 20},
 }
-NEEDS = {"gguf_logits", "gpu", "sparse_bitmask", "storage_fio", "storage_read"}
+NEEDS = {"gguf_logits", "gpu", "memory_limits", "sparse_bitmask", "storage_fio", "storage_read"}
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_a_benchmark_runs(small, monkeypatch, capsys, name):
     module = importlib.import_module(name)
     for constant, value in SIZES.get(name, {}).items():
         monkeypatch.setattr(module, constant, value)
-    if name == "draft":
+    if name in ("draft", "memory_limits"):
         model = twin_model("tinyllama-1.1b", 2, torch.bfloat16, vocabulary=512)
         pack_model(model, small / "packed", Linears(("dense", "endor")), "twin")
     if name == "neurons_held":
