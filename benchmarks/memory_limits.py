@@ -90,7 +90,10 @@ def _run(folder: Path, limit: float, more: dict[str, str]) -> Result:
         )
     verdict = {0: "ran", 2: "refused"}.get(done.returncode, "failed")
     verdict = "KILLED" if done.returncode in KILLED else verdict
-    shown = " ".join(f"{name} {value}" if len(value) < 20 else f"{name} long" for name, value in given.items())
+    shown = " ".join(
+        ["long prompt"] * ("--prompt" in more)
+        + [f"{name} {value}" for name, value in more.items() if name != "--prompt"]
+    )
     last = (done.stderr.strip().splitlines() or [""])[-1] if verdict != "ran" else ""
     took = _number(r"the process took (\d+) MB", done.stderr)
     return Result(str(folder), limit, shown, verdict, took, _number(r"will take up to (\d+) MB", done.stderr), last)
