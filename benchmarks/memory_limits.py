@@ -90,10 +90,8 @@ def _run(folder: Path, limit: float, more: dict[str, str]) -> Result:
         )
     verdict = {0: "ran", 2: "refused"}.get(done.returncode, "failed")
     verdict = "KILLED" if done.returncode in KILLED else verdict
-    shown = " ".join(
-        ["long prompt"] * ("--prompt" in more)
-        + [f"{name} {value}" for name, value in more.items() if name != "--prompt"]
-    )
+    others = [f"{name} {value}" for name, value in more.items() if name != "--prompt"]
+    shown = " ".join(["long prompt"] * ("--prompt" in more) + others)
     last = (done.stderr.strip().splitlines() or [""])[-1] if verdict != "ran" else ""
     took = _number(r"the process took (\d+) MB", done.stderr)
     return Result(str(folder), limit, shown, verdict, took, _number(r"will take up to (\d+) MB", done.stderr), last)

@@ -1,4 +1,4 @@
-"""The memory that a process which runs a packed model may take: its budget of DRAM within the limit of its container."""
+"""The memory that a process with a packed model may take: its budget of DRAM within the limit of its container."""
 
 import sys
 from argparse import Namespace

@@ -3,7 +3,8 @@
     overhead = Overhead.of(config, prompt_tokens=1500, new_tokens=40)
     room = memory_limits.free_bytes() - overhead.nbytes    # for the budget
 
-Imports and the tokenizer are in memory when this is asked, so `free_bytes` leaves them out. The rest is computed: an upper bound, which `benchmarks/memory_limits.py` compares with what processes really take.
+Imports and the tokenizer are in memory when this is asked, so `free_bytes` leaves them out. The rest is an upper
+bound, which `benchmarks/memory_limits.py` compares with the memory that processes really take.
 """
 
 from dataclasses import dataclass, fields
