@@ -401,7 +401,7 @@ def test_complaints_come_before_slow_imports(model, tmp_path):
 
 
 def test_run_imports_no_package_for_nothing(model, tmp_path):
-    """Each would take between 5 and 130 MB from the memory that weights can have."""
+    """Each takes memory that weights could have."""
     assert pack(model, tmp_path / "packed") == 0
     unused = "torch._dynamo torch._inductor pandas scipy pyarrow PIL accelerate sklearn torch.distributed.tensor"
     code = f"""if True:

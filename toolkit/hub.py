@@ -116,7 +116,7 @@ def reason(error: BaseException) -> str:
 def lean(*packages: str) -> Iterator[None]:
     """Have transformers import without optional packages: those given, or all that generating text never uses.
 
-    The latter includes torch's compiler. It saves seconds, and 180 MB of memory. Modules imported inside the block stay
+    The latter includes torch's compiler. It saves seconds and memory. Modules imported inside the block stay
     without them. Several threads may be in such blocks at once.
     """
     with contextlib.ExitStack() as stack:
