@@ -456,3 +456,11 @@ def test_sizes_with_units():
     for text in ("", "MB", "-1MB", "1TB", "1e", "nan", "infGB", "1 2MB", "9" * 400):
         with pytest.raises(UserError, match="--dram"):
             bytes_of("--dram", text)
+
+
+def test_a_prompt_of_a_process_without_a_locale_is_utf8():
+    """Python keeps bytes beyond ASCII as letters of their own there."""
+    assert run._checked_prompt("5 é".encode().decode("ascii", "surrogateescape")) == "5 é"
+    assert run._checked_prompt("5 é") == "5 é"
+    with pytest.raises(UserError, match="its character 3 is a broken byte"):
+        run._checked_prompt(b"5 \xff".decode("ascii", "surrogateescape"))

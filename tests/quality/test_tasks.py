@@ -1,3 +1,4 @@
+import copy
 import random
 import re
 from collections import Counter
@@ -98,6 +99,14 @@ def test_two_tasks_keep_their_order_and_the_generators_their_states(small, capfd
     assert draws() == expected
     assert list(table["task"]) == ["local_last_word", "local_agreement"]
     assert "loglikelihood" not in "".join(capfd.readouterr())
+
+
+def test_a_tokenizer_without_special_tokens_gives_the_same_accuracy(small):
+    model, tokenizer = small
+    bare = copy.deepcopy(tokenizer)
+    bare.bos_token = bare.eos_token = bare.pad_token = None
+    ours, theirs = (evaluate_tasks(model, it, ["local_last_word"], limit=2)["value"] for it in (bare, tokenizer))
+    assert ours.tolist() == theirs.tolist()
 
 
 def test_a_group_of_groups_is_one_row_with_all_its_items():

@@ -4,6 +4,8 @@ torch takes seconds to import, so the checks that do without it come first.
 """
 
 import argparse
+import contextlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -91,7 +93,7 @@ def add_parser(commands, **style) -> None:
 def run(options: argparse.Namespace) -> None:
     """Generate text with a packed model, printed as it comes."""
     budgets = _check_numbers(options)
-    _check_prompt(options.prompt)
+    options.prompt = _checked_prompt(options.prompt)
     _check_draft(options)
     if options.gguf and not options.compare:
         raise UserError(f"--gguf {options.gguf}: a rival's file, of --compare alone; leave it out, or add --compare")
@@ -177,10 +179,14 @@ def bytes_of(option: str, text: str | None) -> int | None:
     return round(float(found[1]) * UNITS[found[2]])
 
 
-def _check_prompt(prompt: str) -> None:
+def _checked_prompt(prompt: str) -> str:
+    """The prompt as UTF-8. Raises `UserError` for an empty one, or one with broken bytes."""
     if not prompt:
         raise UserError("--prompt is empty: give the model at least a word to go on from")
+    with contextlib.suppress(UnicodeError):  # without a locale, Python keeps each byte beyond ASCII as a letter
+        prompt = os.fsencode(prompt).decode()
     try:
         prompt.encode("utf-8")
     except UnicodeEncodeError as error:
         raise UserError(f"--prompt is not UTF-8: its character {error.start + 1} is a broken byte") from error
+    return prompt

@@ -97,7 +97,10 @@ def _watched(model: nn.Module, tokenizer, batch_size: int, bar: "tqdm") -> "HFLM
             bar.update(len(inps))
             return logits
 
-    return Watched(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
+    # the token before a text that is judged whole; lm-eval takes the tokenizer's own, which few lack
+    own = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    first = {} if own is not None else {"prefix_token_id": next(iter(tokenizer("\n")["input_ids"]), 0)}
+    return Watched(pretrained=model, tokenizer=tokenizer, batch_size=batch_size, **first)
 
 
 @contextlib.contextmanager
