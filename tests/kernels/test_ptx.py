@@ -71,7 +71,7 @@ def forms(of_bitmap, of_spqr, of_neurons):
     kernel = of_outliers.add_matvec_kernel("csr", 32, torch.float32, 3)
     yield "outliers", kernel, (("int32", 1), ("uint64", 1), ("uint32", 2), ("float32", 2)), []
     sizes = [int64] * 4
-    found = (*sizes, ("float32", 1), ("float32", 2), float64, ("float32", 2))
+    found = (*sizes, ("float32", 1), ("uint8", 2), ("float32", 2), float64, ("float32", 2))
     added = (*sizes, ("float32", 2), ("float32", 3))
     for rows, words, activation, gated, batch, patterns in (
         ((torch.float16, 4), ("uint64", 2), "relu", False, 1, [WIDE_LOAD, IN_ONE]),

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.families import FAMILIES, load_family
+from toolkit.errors import UserError
 from toolkit.offload.embedding import StoredEmbedding
 from toolkit.offload.model import OffloadedModel
 from toolkit.storage.direct import ChangedError
@@ -52,7 +53,7 @@ def test_the_heads_own_matrix_stays_in_memory(packed, family, one_thread):
 
 @pytest.mark.parametrize("id", [-1, 97])
 def test_an_unknown_id_is_refused(packed, id):
-    with OffloadedModel.open(packed("Qwen2")[0]) as opened, pytest.raises(IndexError, match="expected 0 to 96"):
+    with OffloadedModel.open(packed("Qwen2")[0]) as opened, pytest.raises(UserError, match="which has ids 0 to 96"):
         opened.model(torch.tensor([[3, id]]))
 
 

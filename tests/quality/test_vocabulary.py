@@ -51,7 +51,7 @@ def test_known_ids_pass():
 
 
 def test_run_refuses_the_prompt(tokenizer):
-    options = Namespace(prompt="5 <pad> 7", max_new_tokens=3)
+    options = Namespace(folder="folder", prompt="5 <pad> 7", max_new_tokens=3)
     with pytest.raises(UserError, match=UNKNOWN):
         prompt_of(options, tokenizer, LlamaConfig(vocab_size=WORDS, **SIZES))
 

@@ -257,7 +257,7 @@ def test_readers_share_few_descriptors(name, stored, monkeypatch):
             reader.read(in_line([Part(shard, 0, BLOCK_BYTES)]), target)
             assert target.tobytes() == stored[shard].path.read_bytes()[:BLOCK_BYTES]
             assert len(os.listdir("/proc/self/fd")) - before <= 2 + 2  # each reader refers to its last one
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # garbage of earlier tests may have closed some
 
 
 def test_an_error_waits_for_the_other_threads(stored, monkeypatch):

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from inspect import signature
 
 from toolkit import memory_limits
-from toolkit.errors import UserError
 
 FILLED = 1.25  # what padding and buffers add to the bytes of weights, at most
 BUFFERS = 64_000_000
@@ -19,7 +18,7 @@ def within_limit(
 ) -> Iterator[dict[str, int | None]]:
     """The budgets with which a folder is opened inside the block; a line says what the process will take.
 
-    `what` names the kernels that are used. Raises `UserError` where the process would take more than there is. Inside
+    `what` names the kernels that are used. Raises `BudgetError` where the process would take more than there is. Inside
     the block, a budget that is too small because the process's limit leaves no more becomes an error about that limit.
     """
     from toolkit.offload.budget import BudgetError
@@ -41,9 +40,10 @@ def within_limit(
         if asked is not None or error.needed_bytes <= dram_bytes:
             raise
         least = (coming.nbytes + error.needed_bytes - dram_bytes) / 1e6
-        raise UserError(
+        raise BudgetError(
             f"{memory_limits.free_bytes() / 1e6:.0f} MB of memory are free, and this model takes {least:.0f} MB more "
-            f"beside what the process has: {error}"
+            f"beside what the process has: {error}",
+            error.needed_bytes,
         ) from error
 
 

@@ -150,7 +150,7 @@ def _compared(place: Path, folder: Path, model, tokenizer) -> list[str]:
     print(f"{folder}: comparing its logits with the model's", file=sys.stderr)
     try:
         error = check_logits(place, model)
-        _run_once(place, tokenizer)
+        _run_once(place, tokenizer, model.config.get_text_config().vocab_size)
     except BudgetError as trouble:
         return [f"logits not compared: {trouble}"]
     return [f"logits within {error:.1g} of their standard deviation"]
@@ -170,14 +170,19 @@ def _second_reading(name: str) -> list[str]:
         return [kept_comparison(file)]
 
 
-def _run_once(folder: Path, tokenizer) -> None:
-    """Make one token as `run` does, and print nothing. Raises the `UserError` that `run` would raise."""
+def _run_once(folder: Path, tokenizer, words: int) -> None:
+    """Make one token as `run` does, and print nothing. Raises the `UserError` that `run` would raise.
+
+    Nothing runs if none of the tokenizer's first texts has only tokens of the model, which has ids below `words`.
+    """
     from toolkit.commands.run import add_parser  # which itself takes names from here
 
     parser = Parser()
     add_parser(parser.add_subparsers())
     texts = ("a", *(tokenizer.decode([number]) for number in range(SOME)))
-    prompt = next((text for text in texts if tokenizer(text)["input_ids"]), texts[0])
+    prompt = next((text for text in texts if (ids := tokenizer(text)["input_ids"]) and max(ids) < words), None)
+    if prompt is None:
+        return
     options = parser.parse_args(["run", str(folder), f"--prompt={prompt}", "--max-new-tokens=1", "--no-verify"])
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         options.command(options)

@@ -12,8 +12,6 @@ from toolkit.errors import UserError
 from toolkit.evidence.cite import address, of_these_results, read_names, read_table, reference_dir, row_of, value
 from toolkit.evidence.comparison import DISTURBED, NOT_RUN, speedup_verdict
 from toolkit.measure.disturbance import is_disturbed
-from toolkit.models import MODELS
-from toolkit.models.architectures import ARCHITECTURES
 from toolkit.records import load_yaml
 
 if TYPE_CHECKING:
@@ -113,6 +111,9 @@ def models_of(parameters: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _with_size(name: str) -> str:
+    from toolkit.models import MODELS  # torch, which a sweep does without
+    from toolkit.models.architectures import ARCHITECTURES
+
     if name in MODELS:
         return f"{name} ({MODELS[name].weights / 1e6:,.0f} million weights)"
     if name in ARCHITECTURES:

@@ -184,10 +184,10 @@ def _by_transformers(header: GgufHeader, dtype: torch.dtype) -> nn.Module:
     import transformers
 
     origin = {"pretrained_model_name_or_path": str(header.file.parent), "gguf_file": header.file.name}
-    options = {"dtype": dtype, "quantization_config": transformers.GgufConfig(dequantize=True), **NO_CODE}
+    options = {"dtype": dtype, "quantization_config": transformers.GgufConfig(dequantize=True)}
     with contextlib.redirect_stderr(io.StringIO()):  # its progress bar obeys no setting
         quantised, info = transformers.AutoModelForCausalLM.from_pretrained(
-            **origin, **options, output_loading_info=True
+            **origin, **options, **NO_CODE, output_loading_info=True
         )
     if missing := sorted(info["missing_keys"]):
         raise UserError(f"it lacks {len(missing)} of the model's tensors, such as {missing[0]}")

@@ -12,7 +12,7 @@ from math import ceil
 from typing import Self
 
 from toolkit import memory_limits
-from toolkit.errors import UserError
+from toolkit.offload.budget import BudgetError
 from toolkit.offload.growing_cache import ROOM
 
 MB = 1e6
@@ -83,7 +83,7 @@ def cache_bytes(config, positions: int) -> int:
 def budget_within(asked: int | None, most: int, overhead: Overhead) -> int:
     """The budget of DRAM for this process: what is asked for, or all that its limit leaves for weights, `most` at most.
 
-    Raises `UserError` if what is asked for does not fit beside the overhead, or nothing is left. The message says how
+    Raises `BudgetError` if what is asked for does not fit beside the overhead, or nothing is left. The message says how
     much would.
     """
     free = memory_limits.free_bytes()
@@ -91,17 +91,19 @@ def budget_within(asked: int | None, most: int, overhead: Overhead) -> int:
     if asked is None:
         if room <= 0:
             needed = (overhead.nbytes - room) / RESIDENT_SHARE
-            raise UserError(
+            raise BudgetError(
                 f"{_mb(free)} MB of memory are free, and {_mb(overhead.nbytes)} MB more are taken beside weights: "
-                f"expected {_mb(needed)} MB free and the weights' own; give it more, or a shorter prompt"
+                f"expected {_mb(needed)} MB free and the weights' own; give it more, or a shorter prompt",
+                most,
             )
         return room
     if min(asked, most) > room:
         least = ceil((min(asked, most) - room) / RESIDENT_SHARE / MB)
         works = f"give --dram {int(room // MB)}MB at most" if room > MB else "no --dram is small enough"
-        raise UserError(
+        raise BudgetError(
             f"--dram {_mb(asked)}MB: the process takes {_mb(overhead.nbytes)} MB more beside it, and {_mb(free)} MB of "
-            f"memory are free: {works}, or {least} MB more memory"
+            f"memory are free: {works}, or {least} MB more memory",
+            min(asked, most),
         )
     return asked
 
