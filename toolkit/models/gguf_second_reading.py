@@ -17,6 +17,7 @@ import torch
 
 from toolkit import sources
 from toolkit.cache import cached
+from toolkit.hub import NO_CODE
 from toolkit.models.gguf import parameters
 from toolkit.models.gguf_config import FAMILIES, HARMLESS, NEUTRAL, config_of
 from toolkit.models.gguf_header import GgufHeader, read_header
@@ -76,7 +77,7 @@ def _theirs(header: GgufHeader) -> Mapping[str, Any]:
         return load_gguf_checkpoint(str(header.file))
     config = config_of(header)
     with torch.device("meta"):
-        outline = transformers.AutoModelForCausalLM.from_config(config)
+        outline = transformers.AutoModelForCausalLM.from_config(config, **NO_CODE)
     return load_gguf_checkpoint(str(header.file), return_tensors=True, model_to_load=outline)
 
 
