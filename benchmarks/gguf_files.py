@@ -20,6 +20,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from toolkit.hub import NO_CODE
+
 HIDDEN, FFN, HEADS, KV_HEADS, WORDS, LENGTH = 64, 96, 4, 2, 128, 256
 SIZES = {
     "vocab_size": WORDS,
@@ -81,7 +83,7 @@ class Case:
     def model(self) -> nn.Module:
         """The model with random weights, fp32, the same ones each time."""
         config = transformers.AutoConfig.for_model(self.model_type, **SIZES | dict(self.fields))
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **NO_CODE).eval()
         numbers = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for name, tensor in model.state_dict().items():

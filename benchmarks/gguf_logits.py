@@ -24,6 +24,7 @@ from gguf_files import CASES, THETA, WORDS, Case, write
 from torch import nn
 
 from toolkit.errors import UserError
+from toolkit.hub import NO_CODE
 from toolkit.measure import llama_cpp
 from toolkit.models.gguf import read
 from toolkit.models.gguf_header import read_header
@@ -55,7 +56,7 @@ def unscaled(case: Case) -> nn.Module | None:
 def opened(file: Path) -> nn.Module:
     """The model of a file, without the copy that `load_model` keeps."""
     found, _ = read(read_header(file), torch.float32)
-    model = transformers.AutoModelForCausalLM.from_config(found.config, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_config(found.config, dtype=torch.float32, **NO_CODE).eval()
     model.load_state_dict(found.state_dict())
     return model
 
