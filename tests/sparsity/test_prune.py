@@ -7,10 +7,12 @@ from typing import ClassVar
 
 import pytest
 import torch
+import transformers
 
 from tests import naive_pruning
 from tests.sparsity.conftest import FAMILIES, POSITIONS, VOCABULARY
 from toolkit.errors import UserError
+from toolkit.quality import begun
 from toolkit.sparsity import prune
 from toolkit.sparsity.calibration import head_gram, walk
 
@@ -34,6 +36,33 @@ def test_prune_matches_running_the_whole_model_for_every_block(tiny, tokens, fam
     prune(model, method, pattern=pattern, calibration=tokens.view(-1, LENGTH))
     naive_pruning.prune(oracle, method, tokens.view(-1, LENGTH), 0.5, (2, 4) if pattern else None)
     assert_same_weights(model, weights(oracle))
+
+
+GEMMA = {
+    **{"vocab_size": VOCABULARY, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8},
+    **{"intermediate_size": 24, "num_hidden_layers": 3, "max_position_embeddings": POSITIONS, "sliding_window": 4},
+    **{"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 4, "initializer_range": 0.2},
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+}
+
+
+@pytest.mark.parametrize("family", [
+    ("Gemma3nText", {"laurel_rank": 4, "num_kv_shared_layers": 0, "activation_sparsity_pattern": None}),
+    ("Gemma4Text", {"global_head_dim": 8, "num_kv_shared_layers": 1}),
+])  # fmt: skip
+def test_arguments_of_a_window_enter_each_block_with_its_hidden_states(tokens, family):
+    """Each token has an input of its own for every block; Gemma 4's last block takes keys of an earlier one."""
+    kind, own = family
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{kind}Config")(**GEMMA, **own)
+        models.append(transformers.AutoModelForCausalLM.from_config(config).eval())
+    model, oracle = models
+    prune(model, "wanda", calibration=tokens.view(-1, LENGTH)[:3])
+    naive_pruning.prune(oracle, "wanda", begun(oracle.config, tokens.view(-1, LENGTH)[:3]))
+    assert_same_weights(model, weights(oracle))
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_every_linear_of_every_block_is_pruned_and_nothing_else(tiny, tokens):

@@ -1,6 +1,6 @@
 """The sequential walk: the inputs of each decoder block's linears, with every earlier block already changed."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import Any
 
 import torch
+from greenlet import getcurrent, greenlet
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
@@ -118,27 +119,22 @@ def walk(
 
     The caller prunes or quantises the block before it asks for the next one. The block then runs again, and its new
     outputs are the next block's inputs. Blocks before number `first` run as they are and are not yielded. Only the
-    windows' hidden states (overwritten in place) and one block's Gram matrices are held. Raises `UserError` if an input
-    is not finite. A linear that no token reaches (an expert, or one whose weight is used otherwise) has inputs that all
-    count alike.
+    windows' hidden states (overwritten in place) and one block's Gram matrices are held, unless blocks take other
+    arguments that differ by window (`_suspended_calls`). Raises `UserError` if an input is not finite. A linear that no
+    token reaches (an expert, or one whose weight is used otherwise) has inputs that all count alike.
     """
     blocks = decoder_blocks(model)
-    calls = _block_calls(model, blocks, windows[0])
-    hidden = _first_inputs(model, blocks[0], windows)
-    for index, (block, call) in enumerate(zip(blocks, calls, strict=True)):
+    for index, (block, calls) in enumerate(zip(blocks, _block_calls(model, blocks, windows), strict=True)):
         if index >= first:
             linears = decoder_linears(block)
             with recorded_grams(linears, norms_only) as grams:
-                _run_to_last(block, call, linears.values(), hidden)
+                _run_to_last(calls, linears.values())
             for name in linears.keys() - grams.keys():  # an expert that no token chose, or a weight used otherwise
                 columns = linears[name].in_features  # all inputs count alike
                 grams[name] = torch.ones(columns) if norms_only else torch.eye(columns)
-            _check(grams, f"block {index}", hidden.dtype)
+            _check(grams, f"block {index}", model.dtype)
             yield block, grams
             grams.clear()  # the caller holds the dictionary until the next block is there
-        if block is not blocks[-1]:
-            for window in hidden.split(1):
-                window.copy_(call(block, window))
 
 
 @torch.no_grad()
@@ -195,27 +191,78 @@ def _mirror(gram: Float[Tensor, "columns columns"]) -> None:
         gram[rest, tile] = gram[tile, rest].T
 
 
-@dataclass(frozen=True)
-class _Call:
-    """The arguments of a block beside the hidden states: position embeddings, mask and the like.
-
-    They are recorded for one window and used for all, since windows have one length and no padding.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def __call__(self, block: nn.Module, hidden: Tensor) -> Tensor:
-        outputs = block(hidden, *self.args, **self.kwargs)
-        return outputs[0] if isinstance(outputs, tuple) else outputs
+Call = Callable[[], object]  # runs one block on one window
 
 
-def _block_calls(model: nn.Module, blocks: list[nn.Module], window: Tensor) -> list[_Call]:
-    calls: list[_Call] = []
-    record = lambda _, args, kwargs: calls.append(_Call(args[1:], kwargs))  # noqa: E731
+def _block_calls(model: nn.Module, blocks: nn.ModuleList, windows: Tensor) -> Iterator[list[Call]]:
+    """For each block in order, the calls that run it, one a window. Earlier blocks run first, as they are by then."""
+    arguments, others = (_arguments(model, blocks, tokens) for tokens in (windows[0], _other(model, windows[0])))
+    shared = all(_equal(*pair) for pair in zip(arguments, others, strict=True))
+    return _shared_calls(model, blocks, windows, arguments) if shared else _suspended_calls(model, blocks, windows)
+
+
+def _other(model: nn.Module, window: Int64[Tensor, " tokens"]) -> Int64[Tensor, " tokens"]:
+    """A window without a token in its old place."""
+    return (window + 1) % model.get_input_embeddings().num_embeddings
+
+
+def _arguments(model: nn.Module, blocks: nn.ModuleList, window: Tensor) -> list[tuple[tuple, dict[str, Any]]]:
+    """The arguments of each block beside the hidden states, which are the first one."""
+    arguments = []
+    record = lambda _, args, kwargs: arguments.append((args[1:], kwargs))  # noqa: E731
     with attached(block.register_forward_pre_hook(record, with_kwargs=True) for block in blocks):
         run_decoder(model, window)
-    return calls
+    return arguments
+
+
+def _equal(one: object, other: object) -> bool:
+    """Whether two arguments have equal values. Objects that cannot be compared differ."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return one is other or (type(one) is type(other) and not isinstance(one, Tensor) and one == other)
+
+
+def _shared_calls(
+    model: nn.Module, blocks: nn.ModuleList, windows: Tensor, arguments: list[tuple[tuple, dict[str, Any]]]
+) -> Iterator[list[Call]]:
+    """As `_block_calls`, for blocks whose arguments (positions, mask) are those of any other window.
+
+    Only the hidden states are held, and overwritten by each block.
+    """
+    hidden = _first_inputs(model, blocks[0], windows)
+    for block, (args, kwargs) in zip(blocks, arguments, strict=True):
+        calls = [partial(block, window, *args, **kwargs) for window in hidden.split(1)]
+        yield calls
+        if block is not blocks[-1]:
+            for window, call in zip(hidden.split(1), calls, strict=True):
+                output = call()
+                window.copy_(output[0] if isinstance(output, tuple) else output)
+
+
+def _suspended_calls(model: nn.Module, blocks: nn.ModuleList, windows: Tensor) -> Iterator[list[Call]]:
+    """As `_block_calls`, for blocks with arguments of each window: its tokens, or outputs of earlier blocks.
+
+    One pass of the decoder a window stands still before each block, so the model itself makes the arguments. A pass
+    also holds the embedding of its window, and its masks.
+    """
+    passes: list[greenlet] = []
+
+    def stand_still(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        if getcurrent() in passes:  # else the caller runs the block for its statistics
+            getcurrent().parent.switch((args, kwargs))
+
+    with attached(block.register_forward_pre_hook(stand_still, with_kwargs=True) for block in blocks):
+        passes.extend(greenlet(partial(run_decoder, model, window)) for window in windows)
+        try:
+            for block in blocks:
+                yield [partial(block, *args, **kwargs) for args, kwargs in [each.switch() for each in passes]]
+        finally:
+            for each in passes:
+                each.throw()
 
 
 class _ReachedError(Exception):
@@ -226,26 +273,25 @@ def _stop(_: nn.Module, args: tuple[Any, ...]) -> None:
     raise _ReachedError(args[0])
 
 
-def _run_to_last(block: nn.Module, call: _Call, linears: Iterable[nn.Linear], hidden: Tensor) -> None:
+def _run_to_last(calls: list[Call], linears: Iterable[nn.Linear]) -> None:
     """Run a block for the inputs of its linears, up to the last one, whose product is not needed.
 
     The first window tells which one that is, since a block calls its linears in one order.
     """
-    first, *others = hidden.split(1)
+    first, *others = calls
     called: list[nn.Module] = []
     record = lambda linear, _: called.append(linear)  # noqa: E731
     with attached(linear.register_forward_pre_hook(record) for linear in linears):
-        call(block, first)
+        first()
     last = [linear for linear in called[-1:] if called.count(linear) == 1]
     with attached(linear.register_forward_pre_hook(_stop) for linear in last):
-        for window in others:
+        for call in others:
             with suppress(_ReachedError):
-                call(block, window)
+                call()
 
 
 def _first_inputs(model: nn.Module, first: nn.Module, windows: Tensor) -> Tensor:
     """The hidden states [windows, tokens, width] that enter the first block."""
-
     hidden = []
     with attached([first.register_forward_pre_hook(_stop)]):
         for window in windows:
