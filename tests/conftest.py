@@ -67,6 +67,11 @@ def pytest_collection_finish():
     gc.enable()
 
 
+def pytest_unconfigure():
+    """Also in the process that only hands tests out, which collects none."""
+    collection.close()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _kept_kernels():
     """Workers and later runs share compiled kernels, also where a test has a cache of its own."""

@@ -28,6 +28,7 @@ from toolkit.models import load_model
 from toolkit.models.head import head_parts, rows_of_part, untied_head
 from toolkit.models.plain import plain
 from toolkit.offload.neuron_folder import KINDS
+from toolkit.offload.options import NEURONS
 from toolkit.planner.plan import Recommendation
 from toolkit.planner.target import open_target
 from toolkit.policies.ways import POLICIES
@@ -375,6 +376,7 @@ def test_the_names_that_complaints_know_without_torch_are_those_that_there_are()
     assert set(packers.FORMATS) == {*FORMATS, SPARSE_BITMASK}
     assert packers.PREDICTORS == KINDS
     assert (set(run.POLICIES), set(run.READERS)) == (set(POLICIES), set(READERS))
+    assert run.NEURONS == NEURONS
 
 
 def test_help_lists_every_packer(capsys):

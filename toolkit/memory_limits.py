@@ -72,6 +72,15 @@ def anonymous_bytes() -> int:
         return psutil.Process().memory_info().rss
 
 
+def trim() -> None:
+    """Give the system back the freed memory that glibc's allocator keeps for later. Elsewhere nothing happens.
+
+    It keeps what lies below memory in use, so a process that opens large models again and again would grow.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def return_large_blocks() -> None:
     """Have glibc give each large block back when it is freed. By itself it keeps blocks of up to 32 MB, in many heaps.
 
@@ -158,12 +167,3 @@ def _limits() -> Iterator[tuple[int, int]]:
 def _below(path: str, root: str) -> Path:
     """A group's path, relative to the one that is mounted."""
     return Path(path).relative_to(root) if Path(path).is_relative_to(root) else Path()
-
-
-def trim() -> None:
-    """Give the system back the freed memory that glibc's allocator keeps for later. Elsewhere nothing happens.
-
-    It keeps what lies below memory in use, so a process that opens large models again and again would grow.
-    """
-    if (give_back := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        give_back(0)

@@ -22,7 +22,7 @@ def within_limit(
     the block, a budget that is too small because the process's limit leaves no more becomes an error about that limit.
     """
     from toolkit.offload.budget import BudgetError
-    from toolkit.offload.overhead import CODE, budget_within
+    from toolkit.offload.overhead import budget_within
     from toolkit.storage.store import Store
 
     stores = [Store.open(folder) for folder in (options.folder, options.draft) if folder]
@@ -32,7 +32,7 @@ def within_limit(
     most = sum(_most_bytes(store) for store in stores)
     dram_bytes = budget_within(asked, most, coming)
     weights = most if options.device == "cpu" else dram_bytes
-    will = present + coming.nbytes - CODE + min(dram_bytes, weights)
+    will = present + coming.nbytes - coming.code + min(dram_bytes, weights)
     print(f"the process will take up to {will / 1e6:.0f} MB of memory, without files", file=sys.stderr)
     try:
         yield {**budgets, "dram_bytes": dram_bytes}

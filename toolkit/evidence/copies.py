@@ -34,9 +34,16 @@ def copy_notebooks(folder: Path, preset: str = "standard") -> list[str]:
 
 def write_contents(folder: Path, preset: str, takes: Mapping[str, str]) -> Path:
     """A notebook that lists the copies: title with a link, how long each `takes` where that is known, and question."""
-    lines = [f"# Notebooks, with preset {preset}", "", "", "", "| notebook | takes about | question |", "|---|---|---|"]
     first = next(iter(notebooks().values()))
-    lines[2] = FIRST_STEP.format(title=first.title, address=f"{quote(first.id)}.ipynb")
+    step = FIRST_STEP.format(title=first.title, address=f"{quote(first.id)}.ipynb")
+    lines = [
+        f"# Notebooks, with preset {preset}",
+        "",
+        step,
+        "",
+        "| notebook | takes about | question |",
+        "|---|---|---|",
+    ]
     for each in _every():
         time = takes.get(each.id, "sliders" if each.interactive else "–")
         lines.append(f"| [{each.title}]({quote(each.id)}.ipynb) | {time} | {each.question} |")

@@ -36,6 +36,13 @@ def architectures() -> Sequence[str]:
 
 def check(header: GgufHeader) -> None:
     """Raise the `UserError` that `read` would raise for a file's header, before any weight is read."""
+    _check_header(header)
+    if header.architecture in FAMILIES:
+        _plan(header)
+
+
+def _check_header(header: GgufHeader) -> None:
+    """Raise `UserError` for an architecture, a tokenizer or a key that cannot be read."""
     architecture, tokenizer = header.architecture, header.metadata.get("tokenizer.ggml.model")
     if architecture is None:
         raise UserError("its header names no architecture (general.architecture): it is no model")
@@ -45,9 +52,7 @@ def check(header: GgufHeader) -> None:
         )
     if tokenizer in (None, "none", "no_vocab"):
         raise UserError("it has no tokenizer (tokenizer.ggml.model); convert the model again with its tokenizer")
-    if architecture in FAMILIES:
-        _plan(header)
-    else:
+    if architecture not in FAMILIES:
         _check_keys(header)
 
 
@@ -58,20 +63,27 @@ def read(header: GgufHeader, dtype: torch.dtype) -> tuple[nn.Module, Any]:
     of rotary embeddings, are on the device "meta": save the model and load it. Raises `UserError` for what `check`
     refuses, and for a tokenizer that cannot be built.
     """
-    check(header)
+    _check_header(header)
+    if header.architecture not in FAMILIES:
+        tokenizer = read_tokenizer(header)
+        return _by_transformers(header, dtype), tokenizer
+    model, plan = _plan(header, dtype)
     tokenizer = read_tokenizer(header)
-    if header.architecture in FAMILIES:
-        return _read(header, dtype), tokenizer
-    return _by_transformers(header, dtype), tokenizer
+    return _filled(model, dict(_values(model, plan))), tokenizer
+
+
+def outline(config: Any, dtype: torch.dtype | None = None) -> nn.Module:
+    """The causal language model of a configuration, its tensors on the device "meta"."""
+    import transformers
+
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, **NO_CODE)
 
 
 def _plan(header: GgufHeader, dtype: torch.dtype | None = None) -> tuple[nn.Module, list[Placement]]:
     """The model without its weights, and where each tensor of the file goes."""
-    import transformers
-
     config = config_of(header)
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, **NO_CODE)
+    model = outline(config, dtype)
     sizes = {name: tuple(tensor.shape) for name, tensor in _stored(model).items()}
     return model, placements(header, sizes, (config.num_attention_heads, config.num_key_value_heads))
 
@@ -82,17 +94,21 @@ def _stored(model: nn.Module) -> dict[str, torch.Tensor]:
     return dict(reversed(tensors.values()))
 
 
-def _read(header: GgufHeader, dtype: torch.dtype) -> nn.Module:
-    model, _ = _plan(header, dtype)
-    model.load_state_dict(dict(parameters(header, dtype)), strict=False, assign=True)
+def _filled(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
+    """The model with these tensors, in place. Buffers that are computed may be missing."""
+    model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     return model
 
 
-@torch.no_grad()
 def parameters(header: GgufHeader, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
     """The parameters and lasting buffers of a file of `FAMILIES` by their names, dequantised one after the other."""
-    model, plan = _plan(header, dtype)
+    return _values(*_plan(header, dtype))
+
+
+@torch.no_grad()
+def _values(model: nn.Module, plan: Sequence[Placement]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a model without weights, filled one after the other."""
     parts: dict[str, list[Placement]] = {}
     for placement in plan:
         parts.setdefault(placement.parameter, []).append(placement)
@@ -200,14 +216,11 @@ def _by_transformers(header: GgufHeader, dtype: torch.dtype) -> nn.Module:
 
 def _plain(quantised: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The same weights in a fresh model: transformers refuses to save one whose config names a GGUF file."""
-    import transformers
-
     config = quantised.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     config.name_or_path = ""  # the kept copy names no path of this machine
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, **NO_CODE)
+    model = outline(config, dtype)
     model.load_state_dict(quantised.state_dict(), assign=True)
     model.tie_weights()
     return model

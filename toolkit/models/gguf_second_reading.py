@@ -17,8 +17,7 @@ import torch
 
 from toolkit import sources
 from toolkit.cache import cached
-from toolkit.hub import NO_CODE
-from toolkit.models.gguf import parameters
+from toolkit.models.gguf import outline, parameters
 from toolkit.models.gguf_config import FAMILIES, HARMLESS, NEUTRAL, config_of
 from toolkit.models.gguf_header import GgufHeader, read_header
 from toolkit.models.gguf_tensors import LONG, ROTARY, SHORT
@@ -70,15 +69,12 @@ def _compare(header: GgufHeader) -> str:
 
 def _theirs(header: GgufHeader) -> Mapping[str, Any]:
     """The `config` and, of a file that is not too large, the `tensors` that transformers reads."""
-    import transformers
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     if header.weights > LARGEST:
         return load_gguf_checkpoint(str(header.file))
-    config = config_of(header)
-    with torch.device("meta"):
-        outline = transformers.AutoModelForCausalLM.from_config(config, **NO_CODE)
-    return load_gguf_checkpoint(str(header.file), return_tensors=True, model_to_load=outline)
+    model = outline(config_of(header))
+    return load_gguf_checkpoint(str(header.file), return_tensors=True, model_to_load=model)
 
 
 def _some(words: list[str]) -> str:
