@@ -22,6 +22,22 @@ TOTALS = {  # 10⁹ parameters
     "phi-2": 2.78,
     "mixtral-8x7b": 46.7,
     "deepseek-moe-16b": 16.4,
+    "llama3.1-8b": 8.03,
+    "llama3.1-70b": 70.55,
+    "llama3.1-405b": 405.9,
+    "qwen2.5-7b": 7.62,
+    "qwen2.5-32b": 32.76,
+    "phi-4": 14.66,
+    "mistral-small-24b": 23.57,
+    "gemma3-27b": 27.01,  # without the vision encoder
+    "qwen3-8b": 8.19,
+    "qwen3-30b-a3b": 30.53,
+    "qwen3-235b-a22b": 235.1,
+    "gpt-oss-20b": 20.91,
+    "gpt-oss-120b": 116.8,
+    "glm-4.5-air": 106.9,  # without the layer that predicts a second token
+    "deepseek-v3": 671.0,
+    "kimi-k2": 1026.5,
 }
 
 

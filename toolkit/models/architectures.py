@@ -3,6 +3,9 @@
 shape = ARCHITECTURES["mixtral-8x7b"]
 shape.matrices["down_proj"]    # (4096, 14336): outputs × inputs, of one expert
 shape.parameters["experts"]    # 45.1e9
+
+Sources: the makers' papers, and the config.json of each model on the Hugging Face hub. A test compares the totals with
+those that the makers publish.
 """
 
 from dataclasses import dataclass
@@ -109,9 +112,23 @@ def _opt(layers: int, hidden: int, heads: int) -> ModelShape:
     return ModelShape(layers, hidden, 4 * hidden, heads, 50272, heads, hidden // heads, "opt", tied=True)
 
 
-def _llama(layers: int, hidden: int, ffn: int, heads: int, key_value_heads: int, **others: int) -> ModelShape:
-    vocabulary = others.pop("vocabulary", 32000)
-    return ModelShape(layers, hidden, ffn, heads, vocabulary, key_value_heads, hidden // heads, **others)
+def _llama(layers: int, hidden: int, ffn: int, heads: int, key_value_heads: int, **others) -> ModelShape:
+    vocabulary, head_size = others.pop("vocabulary", 32000), others.pop("head_size", hidden // heads)
+    return ModelShape(layers, hidden, ffn, heads, vocabulary, key_value_heads, head_size, **others)
+
+
+def _latent_attention(hidden: int, heads: int) -> tuple[tuple[int, int], ...]:
+    """The matrices of DeepSeek-V3's attention: queries and keys by way of short vectors, of 1536 and 512 numbers.
+
+    A head has 128 numbers, and 64 more that are rotated; the keys' rotated ones are shared by all heads.
+    """
+    queries = (1536, hidden), (heads * (128 + 64), 1536)
+    keys_and_values = (512 + 64, hidden), (heads * (128 + 128), 512)
+    return (*queries, *keys_and_values, (hidden, heads * 128))
+
+
+# sizes of vocabularies
+LLAMA3, QWEN2, QWEN3, GPT_OSS = 128256, 152064, 151936, 201088
 
 
 ARCHITECTURES = {
@@ -139,5 +156,63 @@ ARCHITECTURES = {
         shared_experts=2,
         dense_layers=1,
         dense_ffn=10944,
+    ),
+    # of 2024 and 2025
+    "llama3.1-8b": _llama(32, 4096, 14336, 32, 8, vocabulary=LLAMA3),
+    "llama3.1-70b": _llama(80, 8192, 28672, 64, 8, vocabulary=LLAMA3),
+    "llama3.1-405b": _llama(126, 16384, 53248, 128, 8, vocabulary=LLAMA3),
+    "qwen2.5-7b": _llama(28, 3584, 18944, 28, 4, vocabulary=QWEN2),
+    "qwen2.5-32b": _llama(64, 5120, 27648, 40, 8, vocabulary=QWEN2),
+    "phi-4": _llama(40, 5120, 17920, 40, 10, vocabulary=100352),
+    "mistral-small-24b": _llama(40, 5120, 32768, 32, 8, head_size=128, vocabulary=131072),
+    "gemma3-27b": _llama(62, 5376, 21504, 32, 16, head_size=128, vocabulary=262208, tied=True),  # its decoder alone
+    "qwen3-8b": _llama(36, 4096, 12288, 32, 8, vocabulary=QWEN3),
+    "qwen3-30b-a3b": _llama(48, 2048, 768, 32, 4, head_size=128, vocabulary=QWEN3, experts=128, experts_per_token=8),
+    "qwen3-235b-a22b": _llama(94, 4096, 1536, 64, 4, head_size=128, vocabulary=QWEN3, experts=128, experts_per_token=8),
+    "gpt-oss-20b": _llama(
+        *(24, 2880, 2880, 64, 8),
+        head_size=64,
+        vocabulary=GPT_OSS,
+        experts=32,
+        experts_per_token=4,
+        own_experts=True,  # they clamp their values
+    ),
+    "gpt-oss-120b": _llama(
+        *(36, 2880, 2880, 64, 8),
+        head_size=64,
+        vocabulary=GPT_OSS,
+        experts=128,
+        experts_per_token=4,
+        own_experts=True,
+    ),
+    "glm-4.5-air": _llama(
+        *(46, 4096, 1408, 96, 8),
+        head_size=128,
+        vocabulary=151552,
+        experts=128,
+        experts_per_token=8,
+        shared_experts=1,
+        dense_layers=1,
+        dense_ffn=10944,
+    ),
+    "deepseek-v3": _llama(  # R1 and V3.1 have it, too; without the layer that predicts a second token
+        *(61, 7168, 2048, 128, 128),
+        vocabulary=129280,
+        experts=256,
+        experts_per_token=8,
+        shared_experts=1,
+        dense_layers=3,
+        dense_ffn=18432,
+        own_attention=_latent_attention(7168, 128),
+    ),
+    "kimi-k2": _llama(
+        *(61, 7168, 2048, 64, 64),
+        vocabulary=163840,
+        experts=384,
+        experts_per_token=8,
+        shared_experts=1,
+        dense_layers=1,
+        dense_ffn=18432,
+        own_attention=_latent_attention(7168, 64),
     ),
 }
