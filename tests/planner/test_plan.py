@@ -12,9 +12,10 @@ from toolkit.errors import UserError
 from toolkit.measure.rates import Line
 from toolkit.models import MODELS
 from toolkit.models.architectures import ARCHITECTURES
+from toolkit.planner import rates as rates_of_machine
 from toolkit.planner import sizes, speed
 from toolkit.planner.plan import measured_ranges, plan
-from toolkit.planner.rates import TIMED, Cost, Rates
+from toolkit.planner.rates import BY_TORCH, TIMED, Cost, Rates
 from toolkit.planner.speed import Machine
 from toolkit.planner.target import open_target
 from toolkit.planner.ways import EXPERT_BITS, ways
@@ -27,13 +28,13 @@ LLAMA = open_target("llama2-7b")
 def machine(tmp_path, monkeypatch):
     """Products at 10 GB/s, a disk at 2 GB/s, nothing else takes time."""
     monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(tmp_path / "results"))
-    token = {(way.method, way.dtype): Cost(0, 0, 10) for way in TIMED}
+    token = {(way.method, way.dtype): Cost(0, 0, 10) for way in TIMED} | {(BY_TORCH, "bfloat16"): Cost(0, 0, 10)}
     experts = {bits: Cost(0, 0, 10) for bits in EXPERT_BITS}
     rates = Rates(token, Line(0, 2), experts, neuron=Cost(0, 0, 10), neuron_read=Cost(0, 0, 2))
     memory = Memory("round numbers", 64 * GB, 20, {"bf16": 1.0})
     made = Machine(Profile("round", "round numbers", None, dram=memory), rates, 6 * GB)
     monkeypatch.setattr("toolkit.planner.hits.expert_hits", lambda shape, held: held)
-    monkeypatch.setattr(speed, "_rates", lambda kinds, fresh: rates)
+    monkeypatch.setattr(speed, "_rates", lambda fresh: rates)
     monkeypatch.setattr(speed, "_profile", lambda: made.profile)
     return made
 
@@ -128,6 +129,20 @@ def test_the_command_prints_a_table_or_json(machine, capsys):
     assert found["ways"][0]["way"] == "int8, head too"
     first = found["ways"][0]
     assert first["low"] < first["tokens_s"] < first["high"]  # nothing was measured here: as on kept machines
+
+
+def test_the_machine_is_measured_once_for_models_of_all_kinds(machine, monkeypatch, capsys):
+    kept = set()
+
+    def measure(make=True):
+        kept.update({"times"} if make else set())
+        return "times" if kept else None
+
+    monkeypatch.setattr(rates_of_machine, "_measures", lambda: {"layers": measure})
+    monkeypatch.setattr(speed, "_rates", lambda fresh: measure() and machine.rates)
+    for model, said in (("llama2-7b", True), ("mixtral-8x7b", False), ("opt-6.7b", False)):
+        assert main(["plan", model, "--dram", "30GB"]) == 0
+        assert ("measuring this machine, once for all plans" in capsys.readouterr().err) == said
 
 
 def test_bad_input_is_one_line(machine, capsys):

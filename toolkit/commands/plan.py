@@ -1,6 +1,6 @@
 """`python -m toolkit plan`: the best ways for this model on this machine, before anything is packed.
 
-It probes the machine once, which takes about half a minute, and predicts the speed of every way of running the model
+It measures the machine once, which takes one to two minutes, and predicts the speed of every way of running the model
 within the given memory. A price in quality is measured: with this model, or with the embedded model that is named.
 """
 
@@ -46,7 +46,7 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--measure", action="store_true", help="evaluate this model's ways now, on few windows of text")
     parser.add_argument("--text", default="wiki-slice", help="to evaluate on (default: wiki-slice)")
     parser.add_argument("--prompt-tokens", type=whole, default=64, help="before the first token (default: 64)")
-    parser.add_argument("--fresh", action="store_true", help="measure this machine again, in about half a minute")
+    parser.add_argument("--fresh", action="store_true", help="measure this machine again, in one to two minutes")
     parser.add_argument("--all", action="store_true", help=f"show every way, not only the best {ROWS}")
     tried = "then pack the first N ways, run each within the limit, and print what it reached"
     parser.add_argument("--try", dest="tries", type=whole, metavar="N", help=tried)
@@ -116,7 +116,7 @@ def _show_bounds(bounds: "pd.DataFrame") -> None:
     names = {"read_mb": "MB read a token", "token_mb": "MB multiplied a token", "needed_mb": "MB of DRAM at least"}
     shown = bounds.head(ROWS).rename(columns=names).to_string(index=False, float_format="{:,.0f}".format)
     print(f"by bytes alone:\n{shown}", file=sys.stderr)
-    print("measuring this machine once, in about half a minute", file=sys.stderr, flush=True)
+    print("measuring this machine, once for all plans: one to two minutes", file=sys.stderr, flush=True)
 
 
 def _share(text: str) -> float:

@@ -24,9 +24,9 @@ from toolkit.planner import sizes
 from toolkit.planner.by_bytes import CUDA, bounds, gpu_ways, limit_on_gpu
 from toolkit.planner.prices import TEXT, Quality, price_of
 from toolkit.planner.rates import are_kept
-from toolkit.planner.speed import Machine, Speed, dram_for_weights, fitting, kinds_needed, speed, this_machine
+from toolkit.planner.speed import Machine, Speed, dram_for_weights, speed, this_machine
 from toolkit.planner.target import Target
-from toolkit.planner.ways import NEURONS, RIVAL, PlannedWay
+from toolkit.planner.ways import RIVAL, PlannedWay
 from toolkit.quality.corpora import check_corpus
 
 LOSS = 0.05  # of perplexity that a plan accepts unless told otherwise
@@ -97,12 +97,9 @@ def plan(
     moved = bounds(target, dram)
     if moved.empty and not has_gpu:
         raise _too_small(target, dram)
-    # ways by neuron that cost too much are not named, so they are not timed
-    named = [way for way in target.ways if way.kind != NEURONS or price_of(target, way, text).ratio <= 1 + loss]
-    kinds = kinds_needed(target.shape, fitting(target.shape, named, dram))
-    if fresh or not are_kept(kinds):
+    if fresh or not are_kept():
         measuring(moved)
-    here = this_machine(dram, kinds, fresh)
+    here = this_machine(dram, fresh)
     known = {way.name: way for way in target.ways}
     on_gpu = {way.name: way for way in gpu_ways(bool(target.shape.experts))} if here.profile.device else {}
     ranges, rows, left_out = measured_ranges(), [], []

@@ -1,6 +1,6 @@
 """The time of a token on this machine, by the storage format of the weights, their bytes and the number of layers.
 
-    found = rates([STREAMED, EXPERTS, NEURONS])
+    found = rates()
     found.token["endor_packed", "bfloat16"].seconds(layers=30, nbytes=4.0e6 * 30)    # of one token, all in DRAM
     found.expert[4].seconds(1, 1.5e6)                                                # of one expert of 4 bits, in DRAM
     found.neuron.seconds(40, 2.0e6)                                                  # of a layer that reads 40 neurons
@@ -11,7 +11,7 @@ so times include everything that the runtime adds to its products. None of these
 is predicted.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -82,52 +82,48 @@ class Rates:
     """The time of a token in DRAM by (method, dtype), in llama.cpp by type, of experts by bits; and a read from disk.
 
     `expert`, `neuron` and `neuron_read` are times of one layer: of its experts, of a layer by neuron without its reads,
-    and of these reads. They and `rival` are empty where nobody asked for them, `rival` also where llama.cpp cannot run.
-    `slowdown` is the time that products lose for each second of reads beside them: the disk writes into the same
-    memory, and its driver needs a core. `disturbed` is the share of turns beside other work.
+    and of these reads. `rival` is empty where llama.cpp cannot run. `slowdown` is the time that products lose for each
+    second of reads beside them: the disk writes into the same memory, and its driver needs a core. `disturbed` is the
+    share of turns beside other work.
     """
 
     token: Mapping[tuple[str, str], Cost]
     read: Line
-    expert: Mapping[int, Cost] = field(default_factory=dict)
+    expert: Mapping[int, Cost]
+    neuron: Cost
+    neuron_read: Cost
     rival: Mapping[str, Cost] = field(default_factory=dict)
-    neuron: Cost | None = None
-    neuron_read: Cost | None = None
     slowdown: float = 0.0
     disturbed: float = 0.0
 
 
-def are_kept(kinds: Collection[str]) -> bool:
+def are_kept() -> bool:
     """Whether what `rates` measures was measured already."""
-    return all(measure(make=False) is not None for measure in _measures(kinds).values())
+    return all(measure(make=False) is not None for measure in _measures().values())
 
 
-def rates(kinds: Collection[str], fresh: bool = False) -> Rates:
-    """The rates of this machine that ways of these kinds need, measured once and kept. Layers are always measured.
-
-    Kind `BY_TORCH` stands for layers that go through torch, as those of a model do that is not built like Llama.
-    """
-    times = {kind: measure(fresh=fresh) for kind, measure in _measures(kinds).items()}
-    layers = pd.concat(times[kind] for kind in (STREAMED, BY_TORCH) if kind in times)
+def rates(fresh: bool = False) -> Rates:
+    """The rates of this machine, of all kinds of ways: measured once and kept, or again if `fresh`."""
+    times = {kind: measure(fresh=fresh) for kind, measure in _measures().items()}
+    layers, neurons = pd.concat([times[STREAMED], times[BY_TORCH]]), times[NEURONS]
     reads = layers[layers["stage"] == "read"]
     read = fit_line(reads["nbytes"], reads["seconds"])
     token = {
         key: _cost(rows["seconds"], 1, rows["layers"], rows["layers"] * rows["nbytes"])
         for key, rows in layers[layers["stage"] == "token"].groupby(["method", "dtype"])
     }
-    found = Rates(token, read, slowdown=_slowdown(layers, read))
-    found = replace(found, disturbed=float(pd.concat(times.values())["disturbed"].mean()))
-    if EXPERTS in times:
-        found = replace(found, expert=dict(_experts_costs(times[EXPERTS], token[DENSE, BFLOAT16])))
-    if RIVAL in times:
-        found = replace(found, rival=dict(_rivals_costs(times[RIVAL])))
-    if NEURONS in times:
-        neurons = times[NEURONS]
-        long_s = neurons["read_bytes"] / GB / read.gb_s  # short reads move their bytes no faster than long ones
-        by_read = replace(_cost(neurons["read_s"], 1, neurons["loaded"], 0.0, long_s), gb_s=read.gb_s)
-        by_neuron = _cost(neurons["seconds"], 1, neurons["loaded"], neurons["nbytes"])
-        found = replace(found, neuron=by_neuron, neuron_read=by_read)
-    return found
+    long_s = neurons["read_bytes"] / GB / read.gb_s  # short reads move their bytes no faster than long ones
+    by_read = replace(_cost(neurons["read_s"], 1, neurons["loaded"], 0.0, long_s), gb_s=read.gb_s)
+    return Rates(
+        token,
+        read,
+        expert=dict(_experts_costs(times[EXPERTS], token[DENSE, BFLOAT16])),
+        neuron=_cost(neurons["seconds"], 1, neurons["loaded"], neurons["nbytes"]),
+        neuron_read=by_read,
+        rival=dict(_rivals_costs(times[RIVAL])),
+        slowdown=_slowdown(layers, read),
+        disturbed=float(pd.concat(times.values())["disturbed"].mean()),
+    )
 
 
 def _slowdown(times: pd.DataFrame, read: Line) -> float:
@@ -139,11 +135,13 @@ def _slowdown(times: pd.DataFrame, read: Line) -> float:
     return max(0.0, float(((tokens["partly"] - tokens["token"]) / read_s).mean()))
 
 
-def _measures(kinds: Collection[str]) -> dict[str, Callable[..., pd.DataFrame]]:
-    """The measurements that kinds of ways need; none of llama.cpp where it cannot run."""
-    every = {STREAMED: layer_times, BY_TORCH: torch_times, NEURONS: neuron_times, EXPERTS: mixture_times}
-    asked = {kind: measure for kind, measure in every.items() if kind in {STREAMED, *kinds}}
-    return asked | ({RIVAL: rival_times} if RIVAL in kinds and not missing() else {})  # `missing` may install it
+def _measures() -> dict[str, Callable[..., pd.DataFrame]]:
+    """The measurements by the kind of ways that they are for.
+
+    `BY_TORCH` is for layers that go through torch, as those of a model do that is not built like Llama.
+    """
+    ours = {STREAMED: layer_times, BY_TORCH: torch_times, NEURONS: neuron_times, EXPERTS: mixture_times}
+    return ours | {RIVAL: rival_times}
 
 
 def _rivals_costs(times: pd.DataFrame) -> Iterator[tuple[str, Cost]]:
@@ -213,8 +211,11 @@ def mixture_times() -> pd.DataFrame:
 def rival_times() -> pd.DataFrame:
     """A row for each type of llama.cpp and size: one token, all in DRAM, the median of the turns.
 
-    Columns: method, layers, nbytes (of a layer, as stored), seconds, disturbed.
+    Columns: method, layers, nbytes (of a layer, as stored), seconds, disturbed. Where llama.cpp cannot be installed, no
+    row; that is kept, too, since an attempt takes minutes without a network.
     """
+    if missing():
+        return pd.DataFrame({name: [] for name in ("method", "layers", "nbytes", "seconds", "disturbed")})
     return pd.concat([_of_rivals(*size) for size in RIVALS_SIZES], ignore_index=True)
 
 

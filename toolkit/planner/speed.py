@@ -3,11 +3,11 @@
 A token passes the layers: those in memory take their time, those on disk are read ahead, one while another is used
 (`toolkit.costs.cost_model`), and slow products down meanwhile. A mixture reads the experts that are not in memory
 before it uses them. llama.cpp maps its file: pages outside memory are read for each token, at most at the disk's rate.
-That is a limit, not a prediction, and so is the memory's rate where llama.cpp or a layer by neuron was not timed.
-Neurons are read before they are used.
+That is a limit, not a prediction, and so is the memory's rate where llama.cpp was not timed. Neurons are read before
+they are used.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -65,12 +65,12 @@ class Machine:
     dram_bytes: int
 
 
-def this_machine(dram_bytes: int | None = None, kinds: Collection[str] = (), fresh: bool = False) -> Machine:
+def this_machine(dram_bytes: int | None = None, fresh: bool = False) -> Machine:
     """This machine with so many bytes for weights; None takes as many as the runtime would.
 
-    The rates that these kinds of ways need are measured once, and again if `fresh`.
+    Its rates are measured once, and again if `fresh`.
     """
-    found = _rates(frozenset(kinds), fresh)
+    found = _rates(fresh)
     links = replace(_profile().links, storage_to_dram_gb_s=found.read.gb_s)
     return Machine(replace(_profile(), links=links), found, dram_for_weights(dram_bytes))
 
@@ -84,11 +84,6 @@ def fitting(shape: ModelShape, racing: Iterable[PlannedWay], dram_bytes: int) ->
             least = memory.all_bytes if way.kind == RIVAL else memory.needed_bytes
             found += [way] if least <= dram_bytes else []
     return found
-
-
-def kinds_needed(shape: ModelShape, racing: Iterable[PlannedWay]) -> set[str]:
-    """The kinds of rates that these ways of running a model need."""
-    return {way.kind for way in racing} | (set() if shape.gated else {BY_TORCH})
 
 
 def dram_for_weights(dram_bytes: int | None = None) -> int:
@@ -165,19 +160,14 @@ def _neurons(
     rates, loaded, block = machine.rates, read_share * shape.ffn, whole_blocks(memory.unit_bytes)
     multiplied = sizes.predictors_bytes(shape) / shape.layers + held * shape.ffn * memory.unit_bytes
     dense_bytes = shape.parameters["attention"] * sizes.ELEMENT_BYTES + sizes.head_bytes(shape)
-    if rates.neuron:
-        compute_s = _cost(shape, way, machine).seconds(shape.layers, dense_bytes)
-        compute_s += shape.layers * rates.neuron.seconds(loaded, multiplied)
-        read_s = shape.layers * rates.neuron_read.seconds(loaded, loaded * block) if loaded else 0.0
-    else:
-        compute_s = (dense_bytes + shape.layers * multiplied) / GB / machine.profile.dram.bandwidth_gb_s
-        read_s = shape.layers * loaded * block / GB / rates.read.gb_s
+    compute_s = _cost(shape, way, machine).seconds(shape.layers, dense_bytes)
+    compute_s += shape.layers * rates.neuron.seconds(loaded, multiplied)
+    read_s = shape.layers * rates.neuron_read.seconds(loaded, loaded * block) if loaded else 0.0
     all_s = memory.units * block / GB / rates.read.gb_s  # of a prompt that needs nearly every neuron
     first_s = all_s + _prompt_s(shape, machine, prompt_tokens)
     dram = round(memory.fixed_bytes + held * memory.units * memory.unit_bytes)
     limit = _limit(machine, dense_bytes + shape.layers * multiplied, compute_s, read_s)
-    read, at_best = round(shape.layers * loaded * block), not rates.neuron
-    return Speed(compute_s + read_s, first_s, read, dram, held, limit, at_best)
+    return Speed(compute_s + read_s, first_s, round(shape.layers * loaded * block), dram, held, limit)
 
 
 def _experts(
