@@ -63,6 +63,7 @@ def test_a_shard_that_changes_meanwhile_is_noticed(packed, tmp_path, one_thread)
     with OffloadedModel.open(tmp_path / "packed") as opened, torch.no_grad():
         name = "model.embed_tokens.weight"
         shard = next(run.shard for run in opened.store.index.rest if run.name == name)
-        (tmp_path / "packed" / shard).touch()
+        file = tmp_path / "packed" / shard
+        file.write_bytes(file.read_bytes()[::-1])
         with pytest.raises(ChangedError, match="while it was in use"):
             opened.model(IDS)

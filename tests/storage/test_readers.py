@@ -199,10 +199,15 @@ def victim(tmp_path):
 
 HARM = {
     "replaced": lambda path: os.replace(_copy(path), path),
-    "written to": lambda path: path.write_bytes(path.read_bytes()),
+    "written to": lambda path: path.write_bytes(path.read_bytes()[::-1]),
     "removed": lambda path: path.unlink(),
     "cut": lambda path: os.truncate(path, 200_000),
     "longer": lambda path: os.truncate(path, 65 * BLOCK_BYTES),
+}
+ALLOWED = {
+    "chmod": lambda path: path.chmod(0o600),
+    "linked": lambda path: path.with_name("link").hardlink_to(path),
+    "unlinked": lambda path: path.with_name("link").unlink(),
 }
 
 
@@ -224,6 +229,19 @@ def test_a_file_that_changes_before_or_under_a_reader(name, victim, harm):
     with pytest.raises(ChangedError, match=str(victim)):
         READERS[name]({"v": file})
     assert os.listdir("/proc/self/fd") == descriptors
+
+
+def test_a_file_whose_attributes_change_is_read_on(name, victim):
+    chunks, target = in_line([Part("v", 0, 64 * BLOCK_BYTES)]), aligned_buffer(64 * BLOCK_BYTES)
+    with READERS[name]({"v": StoredFile.of(victim)}, chunk_bytes=BLOCK_BYTES) as reader:
+        for change in ALLOWED.values():
+            change(victim)
+            target[:] = 0
+            reader.read(chunks, target)
+            assert target.tobytes() == victim.read_bytes()
+        victim.touch()  # no checksum says that this is no rewrite
+        with pytest.raises(ChangedError):
+            reader.read(chunks, target)
 
 
 def test_a_disk_that_fails_is_named_and_the_reader_goes_on(name, stored, monkeypatch, capsys):

@@ -243,8 +243,9 @@ def test_contents_that_contradict_each_other_are_found_though_they_are_signed(fo
 
 
 def with_its_time_restored(path):
-    before = path.stat()
-    path.write_bytes(path.read_bytes())
+    before, content = path.stat(), bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
@@ -254,3 +255,44 @@ def test_a_store_that_changes_while_it_is_open(folder, store, harm):
     for use in (lambda: dict(store.rest()), store.verify):
         with pytest.raises(ChangedError, match=r"rest-000.*while it was in use"):
             use()
+
+
+ALLOWED = {
+    "touch": lambda path: path.touch(),
+    "chmod": lambda path: path.chmod(0o600),
+    "linked": lambda path: path.with_name("link").hardlink_to(path),
+    "written as it was": lambda path: path.write_bytes(path.read_bytes()),
+}
+
+
+def test_a_shard_whose_times_alone_change_is_read_on(folder, store):
+    before = dict(store.rest())
+    layer = store.layer(0, "endor")
+    target = aligned_buffer(layer.nbytes)
+    with open_reader("threads", store, "endor") as reader:
+        for change in ALLOWED.values():
+            for shard in ("rest-000.safetensors", layer.shard):
+                change(folder / shard)
+                (folder / "link").unlink(missing_ok=True)
+            assert {name: tensor.tolist() for name, tensor in store.rest()} == {
+                name: tensor.tolist() for name, tensor in before.items()
+            }
+            target[:] = 0
+            reader.read(layer.chunks, target)
+            assert (target == in_memory(store, layer)).all()
+        with_its_time_restored(folder / layer.shard)
+        with pytest.raises(ChangedError, match="while it was in use"):
+            reader.read(layer.chunks, target)
+
+
+def test_what_was_read_while_times_changed_is_read_again(folder, store):
+    """A file that is written over by the same bytes is for a moment another one."""
+    shard, values = folder / "rest-000.safetensors", iter([b"torn", b"whole"])
+
+    def read():
+        value = next(values)
+        if value == b"torn":
+            shard.write_bytes(shard.read_bytes())
+        return value
+
+    assert store.shards[shard.name].unchanged(read) == b"whole"

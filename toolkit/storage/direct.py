@@ -5,10 +5,10 @@ import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 from jaxtyping import UInt8
@@ -16,6 +16,7 @@ from jaxtyping import UInt8
 from toolkit.errors import UserError
 from toolkit.records import expect_regular
 
+Result = TypeVar("Result")
 BLOCK_BYTES = 4096  # O_DIRECT needs offsets, lengths and addresses that are multiples of this, on any disk in use
 
 
@@ -30,13 +31,17 @@ class ChangedError(UserError):
 
 @dataclass(frozen=True)
 class Identity:
-    """The properties that change when a file is replaced, cut or written to."""
+    """The properties that change when a file is replaced, cut or written to.
+
+    Both times also change without that: `touch` sets the first, chmod and a new hard link change the second. A writer
+    can set the first one back, but no program the second.
+    """
 
     device: int
     inode: int
     size_bytes: int
     modified_ns: int
-    changed_ns: int  # of contents or attributes; no program can set it back, as it can the time of modification
+    changed_ns: int  # of contents or attributes
 
     @classmethod
     def of(cls, file: Path | int) -> Self:
@@ -45,36 +50,80 @@ class Identity:
         expect_regular(status)
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
+    def is_place_of(self, other: Self) -> bool:
+        """Whether both are of one file of one size, at whatever times."""
+        return (self.device, self.inode, self.size_bytes) == (other.device, other.inode, other.size_bytes)
+
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file that must not change while it is in use."""
+    """A file that must not be replaced, cut or rewritten while it is in use.
+
+    `is_whole` compares its contents with checksums. It is asked when the times alone have changed, as after chmod,
+    touch or a new hard link. Without it the time of modification must stay, and only chmod and links are allowed.
+    """
 
     path: Path
     identity: Identity
+    is_whole: Callable[[], bool] | None = field(default=None, compare=False)
+    _last: list[Identity] = field(default_factory=list, init=False, compare=False, repr=False)  # one: the latest
+
+    def __post_init__(self):
+        """The first check compares with the identity."""
+        self._last.append(self.identity)
 
     @classmethod
-    def of(cls, path: Path) -> Self:
+    def of(cls, path: Path, is_whole: Callable[[], bool] | None = None) -> Self:
         """The file as it is now. Raises `OSError`."""
-        return cls(path, Identity.of(path))
+        return cls(path, Identity.of(path), is_whole)
 
     def content(self, offset: int, size: int) -> UInt8[np.ndarray, " size"]:
         """A part of the file, which does not stay in the page cache. Raises `ChangedError` if the file has changed."""
         self.check()
-        with open(self.path, "rb", buffering=0) as stream:
-            data = np.fromfile(stream, np.uint8, size, offset=offset)
-            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else memory holds it twice
-        self.check()
-        return data
+        return self.unchanged(lambda: uncached(self.path, offset, size))
+
+    def unchanged(self, read: Callable[[], Result], descriptor: Callable[[], int] | None = None) -> Result:
+        """The result of `read`, which is called again if the file's times changed meanwhile.
+
+        `descriptor` gives that of the open file. Raises what `read` raises, and `ChangedError` if the file has changed.
+        """
+        while True:
+            before = self._last[0]
+            try:
+                result = read()
+            except OSError:
+                self.check(descriptor and descriptor())  # a cut file gives a short read: name the cause
+                raise
+            self.check(descriptor and descriptor())
+            if self._last[0] == before:
+                return result
 
     def check(self, descriptor: int | None = None) -> None:
         """Raise `ChangedError` if the path, or the open file behind the descriptor, has changed."""
         try:
-            found = {Identity.of(self.path)} | ({Identity.of(descriptor)} if descriptor is not None else set())
+            now = Identity.of(self.path)
+            same = descriptor is None or now.is_place_of(Identity.of(descriptor))
+            if same and (now == self._last[0] or self._has_its_contents(now)):
+                self._last[0] = now
+                return
         except OSError as error:
             raise ChangedError(f"{self.path}: gone while it was in use ({error.strerror}); open it again") from error
-        if found != {self.identity}:
-            raise ChangedError(f"{self.path}: replaced, cut or written to while it was in use; open it again")
+        raise ChangedError(f"{self.path}: replaced, cut or written to while it was in use; open it again")
+
+    def _has_its_contents(self, now: Identity) -> bool:
+        if not now.is_place_of(self.identity):
+            return False
+        if self.is_whole is None:
+            return now.modified_ns == self.identity.modified_ns
+        return self.is_whole() and Identity.of(self.path) == now
+
+
+def uncached(path: Path, offset: int, size: int) -> UInt8[np.ndarray, " size"]:
+    """A part of a file, which does not stay in the page cache. Raises `OSError`."""
+    with open(path, "rb", buffering=0) as stream:
+        data = np.fromfile(stream, np.uint8, size, offset=offset)
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else memory holds it twice
+    return data
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ with open_reader(None, store, "endor") as reader:
 
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Self
 
@@ -27,7 +27,7 @@ from toolkit.models import decoder_blocks
 from toolkit.models.head import HEAD, TILE, head_parts, linears_by_layer
 from toolkit.records import line
 from toolkit.storage import index
-from toolkit.storage.direct import StoredFile
+from toolkit.storage.direct import StoredFile, uncached
 from toolkit.storage.index import MODEL_FOLDER, Index
 from toolkit.storage.packing import HEAD_ROWS, linear_weights, tensors_beside
 from toolkit.storage.runs import Layer, OpRun, in_order, views
@@ -55,7 +55,10 @@ class Store:
         for name in contents.files:
             if not (folder / name).is_file():
                 raise FormatError(f"{folder / name}: missing, though the index names it; pack the model again")
-        shards = {shard.file: _shard(folder / shard.file, shard.nbytes) for shard in contents.shards}
+        runs: dict[str, list[BlockRun]] = {}
+        for run in contents.runs:
+            runs.setdefault(run.shard, []).append(run)
+        shards = {it.file: _shard(folder / it.file, it.nbytes, runs.get(it.file, [])) for it in contents.shards}
         return cls(folder, contents, shards)
 
     def __repr__(self) -> str:
@@ -149,9 +152,7 @@ class Store:
         others = {id(run) for run in self.index.ops if variants and run.variant not in variants}
         for run in sorted((run for run in self.index.runs if id(run) not in others), key=in_order):
             if not isinstance(run, OpRun):  # an embedding may be larger than the memory that it will not take
-                step = VERIFY_BYTES
-                starts = range(run.offset, end := run.offset + run.nbytes, step)
-                self._check(run, (self.shards[run.shard].content(at, min(step, end - at)) for at in starts))
+                self._check(run, _parts(run, self.shards[run.shard].content))
             else:
                 check_memory(run.nbytes, run.label)
                 data = self._content(run)
@@ -170,10 +171,7 @@ class Store:
         return data
 
     def _check(self, run: BlockRun, parts: Iterable[np.ndarray]) -> None:
-        digest = hashlib.sha256()
-        for part in parts:
-            digest.update(part)
-        if digest.hexdigest() != run.sha256:
+        if _sha256(parts) != run.sha256:
             path = self.folder / run.shard
             raise FormatError(f"{path}: damaged: {run.label} does not match its checksum; pack the model again")
 
@@ -228,11 +226,29 @@ def _shapes(linears: Mapping[str, nn.Linear]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(linear.weight.shape) for name, linear in linears.items()}
 
 
-def _shard(path: Path, nbytes: int) -> StoredFile:
+def _shard(path: Path, nbytes: int, runs: Iterable[BlockRun]) -> StoredFile:
     try:
-        file = StoredFile.of(path)
+        file = StoredFile.of(path, partial(_holds, path, runs))
     except OSError as error:
         raise FormatError(f"{path}: cannot be read, though the index names it: {error.strerror}") from error
     if file.identity.size_bytes != nbytes:
         raise FormatError(f"{path}: {file.identity.size_bytes} bytes; the index says {nbytes}; pack the model again")
     return file
+
+
+def _holds(path: Path, runs: Iterable[BlockRun]) -> bool:
+    """Whether a file holds these runs, by their checksums. Raises `OSError`."""
+    return all(_sha256(_parts(run, partial(uncached, path))) == run.sha256 for run in runs)
+
+
+def _parts(run: BlockRun, read: Callable[[int, int], np.ndarray]) -> Iterator[np.ndarray]:
+    """The bytes of a run, a few at a time; `read` takes an offset and a size."""
+    for start in range(run.offset, end := run.offset + run.nbytes, VERIFY_BYTES):
+        yield read(start, min(VERIFY_BYTES, end - start))
+
+
+def _sha256(parts: Iterable[np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()

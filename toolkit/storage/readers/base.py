@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -96,20 +97,19 @@ class Reader(AbstractContextManager):
     def _read(self, chunks: list[Chunks], target: Target, within: AbstractContextManager) -> None:
         with within:
             for part in chunks:
-                with self._unchanged(part.shard):
-                    self._fetch(part, target)
+                with self._named(part.shard):
+                    read, descriptor = partial(self._fetch, part, target), partial(self._descriptor, part.shard)
+                    self.files[part.shard].unchanged(read, descriptor)
 
     @contextmanager
-    def _unchanged(self, shard: str) -> Iterator[None]:
-        """Raise `ChangedError` if the shard has changed during the block; an `OSError` of the block is named in it."""
+    def _named(self, shard: str) -> Iterator[None]:
+        """Name the shard in an `OSError` of the block: the system knows a descriptor only."""
         try:
             yield
         except OSError as error:
-            self.files[shard].check(self._descriptor(shard))  # a cut file gives a short read: name the cause
             if error.errno and not error.filename:
-                error.filename = str(self.files[shard].path)  # the system knows a descriptor only
+                error.filename = str(self.files[shard].path)
             raise
-        self.files[shard].check(self._descriptor(shard))
 
 
 class HostReader(Reader):
