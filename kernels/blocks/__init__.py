@@ -1,5 +1,157 @@
-"""Blocks of GGUF files: matrices in the types of ggml, multiplied as they lie in the file."""
+"""Blocks of GGUF files: matrices in the types of ggml, multiplied as they lie in the file.
 
-from toolkit.kernels.blocks.layout import LAYOUTS, PLAIN, Layout
+A vector is rounded to 8 bits first, as llama.cpp does it: with a scale for every 32 columns, or for 256 with the
+K-types and most of the IQ-types. Sums of a block are those of integers. So products have llama.cpp's numbers, up to the
+order in which fp32 sums are added. Types of single numbers (`PLAIN`) are multiplied in fp32.
 
-__all__ = ["LAYOUTS", "PLAIN", "Layout"]
+Ways to multiply:
+
+    ggml    ggml's own functions, of the build that `toolkit.kernels.blocks.ggml` finds; all types
+    gguf    decodes by the package `gguf` for each product: slow, and vectors are not rounded
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, UInt8
+from torch import Tensor
+
+from toolkit.kernels import dense
+from toolkit.kernels.blocks import cpu, ggml
+from toolkit.kernels.blocks.layout import LAYOUTS, PLAIN, ROUNDED, BlockLayout
+from toolkit.kernels.engine.backends import CPU, Backend, Backends, expect, operands
+from toolkit.kernels.engine.elements import FLOAT_BITS
+from toolkit.kernels.engine.parallel import Product, Task, over_rows
+
+__all__ = ["LAYOUTS", "PLAIN", "BlockLayout", "decode", "matvec", "product"]
+
+ROWS_AT_ONCE = 256  # decoded together by `gguf`, whose intermediate results take several times their size
+
+
+def decode(name: str, data: UInt8[Tensor, "rows bytes"], out: Float[Tensor, "rows columns"]) -> None:
+    """Decode blocks of type `name` into `out`, contiguous: in fp32, and rounded once to its type.
+
+    Raises `ValueError` for tensors of the wrong shape, type or device.
+    """
+    rows, columns = out.shape
+    expect("data", data, torch.uint8, (rows, LAYOUTS[name].row_bytes(columns)), CPU)
+    expect("out", out, out.dtype, (rows, columns), CPU)
+    if name in PLAIN:
+        out.copy_(numbers(name, data))
+    elif (of_ggml := ggml.functions(name)) and out.dtype in FLOAT_BITS:
+        bits = out.detach().view(FLOAT_BITS[out.dtype]).numpy()
+        over_rows(cpu.decoded(out.dtype), rows, out.nbytes, of_ggml.decode, data.numpy(), bits)
+    else:
+        _decode_by_gguf(name, data, out)
+
+
+def numbers(name: str, data: UInt8[Tensor, "rows bytes"]) -> Float[Tensor, "rows columns"]:
+    """The matrix of a type of `PLAIN`, without a copy."""
+    return data.view(PLAIN[name])
+
+
+def matvec(
+    name: str,
+    data: UInt8[Tensor, "rows bytes"],
+    x: Float[Tensor, "*batch columns"],
+    out: Float32[Tensor, "*batch rows"] | None = None,
+    backend: str = "auto",
+) -> Float32[Tensor, "*batch rows"]:
+    """The product of a matrix of blocks with `x`, [columns] or [batch, columns], taken as fp32.
+
+    A row is read from memory once for all vectors. Bytes of any contents are taken: scales that are not finite give
+    products that are not.
+
+    Raises `UserError` for a backend that is unknown, that this machine cannot run or that does not know the type, and
+    `ValueError` for tensors of the wrong shape, type or device.
+    """
+    if name in PLAIN:
+        return dense.matvec(numbers(name, data), x, out)
+    columns = x.shape[-1]
+    expect("data", data, torch.uint8, (len(data), LAYOUTS[name].row_bytes(columns)), CPU)
+    kernels = backends(name).choose(backend)
+    with operands(x, out, (len(data), columns), CPU) as (each_x, each_out, result):
+        made = kernels.product(name, data.detach().numpy(), each_x.to(torch.float32).numpy(), each_out.numpy())
+        for task in (*made.before, made.task):
+            task()
+    return result
+
+
+def product(
+    name: str, data: UInt8[Tensor, "rows bytes"], x: Float32[Tensor, " columns"], out: Float32[Tensor, " rows"]
+) -> Product:
+    """The product of `matvec`, to be run again and again with what `x` holds then.
+
+    `x` and `out` are contiguous and share no memory. Products with one vector share what prepares it.
+    """
+    if name in PLAIN:
+        return dense.product(numbers(name, data), x, out)
+    return backends(name).choose("auto").product(name, data.detach().numpy(), x[None].numpy(), out[None].numpy())
+
+
+@cache
+def backends(name: str) -> Backends:
+    """The ways to multiply blocks of a type, the fastest first."""
+    return Backends({way: backend for way, backend in BACKENDS.items() if backend.knows(name)}, for_gpus=())
+
+
+def _by_ggml(name: str, data: np.ndarray, x: np.ndarray, y: np.ndarray) -> Product:
+    of_ggml = ggml.functions(name)
+    task = _prepared(of_ggml.rounded, x, partial(_rounding, of_ggml))
+    arguments = of_ggml.dot, data, x.shape[1], task.arguments[-1], y
+    return Product(Task(cpu.product, arguments, len(data), data.nbytes), (task,))
+
+
+def _rounding(of_ggml: ggml.Functions, x: np.ndarray) -> Task:
+    rounded = np.empty((len(x), ROUNDED[of_ggml.rounded].row_bytes(x.shape[1])), np.uint8)
+    return Task(cpu.quantise, (of_ggml.quantise, x, rounded))
+
+
+# what prepares a vector, by what it makes of it and where the vector is; it holds the vector, so no other comes there
+_PREPARED: WeakValueDictionary[tuple, Task] = WeakValueDictionary()
+
+
+def _prepared(kind: str, x: np.ndarray, make: Callable[[np.ndarray], Task]) -> Task:
+    """The task that prepares these vectors: the same for all products that multiply with them."""
+    key = kind, x.ctypes.data, x.shape
+    task = _PREPARED.get(key)
+    if task is None:
+        _PREPARED[key] = task = make(x)
+    return task
+
+
+def _by_gguf(name: str, data: np.ndarray, x: np.ndarray, y: np.ndarray) -> Product:
+    def multiply() -> None:
+        for first in range(0, len(data), ROWS_AT_ONCE):
+            y[:, first : first + ROWS_AT_ONCE] = x @ _decoded_by_gguf(name, data[first : first + ROWS_AT_ONCE]).T
+
+    return Product(Task(multiply, ()))
+
+
+def _decode_by_gguf(name: str, data: Tensor, out: Tensor) -> None:
+    for rows, some in zip(out.split(ROWS_AT_ONCE), data.split(ROWS_AT_ONCE), strict=True):
+        rows.copy_(torch.from_numpy(_decoded_by_gguf(name, some.numpy())))
+
+
+def _decoded_by_gguf(name: str, data: np.ndarray) -> np.ndarray:
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    return dequantize(data, GGMLQuantizationType[name])
+
+
+@dataclass(frozen=True)
+class BlocksBackend(Backend):
+    """A way to multiply. `product` takes a type's name, data, vectors [vectors, columns] and results, as arrays."""
+
+    knows: Callable[[str], object]  # whether it multiplies a type, by its name
+
+
+BACKENDS = {
+    "ggml": BlocksBackend(frozenset(), _by_ggml, ggml.functions),
+    "gguf": BlocksBackend(frozenset(), _by_gguf, bool),
+}

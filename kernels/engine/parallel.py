@@ -251,8 +251,13 @@ class Product:
 
 
 def stages(products: Sequence[Product]) -> list[list[Task]]:
-    """Products that threads take together: whatever prepares them, all products, whatever finishes them."""
-    before, after = ([task for product in products for task in getattr(product, name)] for name in ("before", "after"))
+    """Products that threads take together: whatever prepares them, all products, whatever finishes them.
+
+    A task that prepares several of them runs once.
+    """
+    before, after = (
+        dict.fromkeys(task for product in products for task in getattr(product, name)) for name in ("before", "after")
+    )
     return [*([task] for task in before), [product.task for product in products], *([task] for task in after)]
 
 

@@ -6,19 +6,19 @@ They come from a file and nothing packs them, so they stand in a registry of the
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
 from toolkit.errors import UserError
-from toolkit.formats.packed import Packed, dense_matvec, expect
-from toolkit.kernels.blocks import LAYOUTS, Layout
-from toolkit.kernels.engine.backends import check_operand
+from toolkit.formats.packed import Packed, expect
+from toolkit.kernels import blocks
+from toolkit.kernels.blocks import LAYOUTS, BlockLayout
+from toolkit.kernels.engine.parallel import Product
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks(Packed):
+class BlockMatrix(Packed):
     """A matrix of one block type. `name` is GGUF's name of the type.
 
     `data` holds the rows of the file; it may be a view of any buffer. `dtype` is the type that it decodes to: weights
@@ -31,7 +31,7 @@ class Blocks(Packed):
     has_matvec = True
     has_batched_matvec = True
     multiplied_packed = True
-    layout: ClassVar[Layout]
+    layout: ClassVar[BlockLayout]
 
     shape: tuple[int, int]
     data: UInt8[Tensor, "rows bytes"]
@@ -60,19 +60,18 @@ class Blocks(Packed):
         """Any bytes are blocks: scales that are not finite give weights that are not."""
 
     def _fill(self, out: Tensor) -> None:
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
-
-        found = dequantize(self.data.numpy(), GGMLQuantizationType[self.name])
-        out.copy_(torch.from_numpy(np.ascontiguousarray(found)))
+        blocks.decode(self.name, self.data, out)
 
     def matvec(self, x: Tensor) -> Tensor:
-        """The matrix times `x` [*batch, columns], fp32."""
-        check_operand(x)
-        return dense_matvec(self.decode(), x)
+        """The matrix times `x` [*batch, columns], fp32; `toolkit.kernels.blocks` says how, and has its errors."""
+        return blocks.matvec(self.name, self.data, x)
+
+    def product(self, x: Tensor, out: Tensor) -> Product:
+        """The same, to be run again and again."""
+        return blocks.product(self.name, self.data, x, out)
 
 
-TYPES: dict[str, type[Blocks]] = {
-    name: type(name, (Blocks,), {"name": name, "layout": layout, "__doc__": f"A matrix of {name} blocks."})
+TYPES: dict[str, type[BlockMatrix]] = {
+    name: type(name, (BlockMatrix,), {"name": name, "layout": layout, "__doc__": f"A matrix of {name} blocks."})
     for name, layout in LAYOUTS.items()
 }
