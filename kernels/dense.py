@@ -77,6 +77,13 @@ def scale_rows(y, scales):
         y[row] *= scales[row]
 
 
+@compiled
+def take_rows(y, source, out):
+    """Row i of `out` becomes row `source[i]` of `y`."""
+    for row in range(out.size):
+        out[row] = y[source[row]]
+
+
 def _task(weight: Tensor, x: Tensor, out: Tensor, backend: str = "auto") -> Task:
     bits = weight.detach().view(BITS[weight.dtype]).numpy()
     run = BACKENDS.choose(backend).product(weight.dtype)

@@ -23,9 +23,9 @@ def within_limit(
     """
     from toolkit.offload.budget import BudgetError
     from toolkit.offload.overhead import budget_within
-    from toolkit.storage.store import Store
+    from toolkit.storage.gguf_store import open_store
 
-    stores = [Store.open(folder) for folder in (options.folder, options.draft) if folder]
+    stores = [open_store(folder) for folder in (options.folder, options.draft) if folder]
     coming = _overhead(options, tokenizer, stores[0], what)
     memory_limits.trim()
     present, asked = memory_limits.anonymous_bytes(), budgets["dram_bytes"]
@@ -52,11 +52,9 @@ def _overhead(options: Namespace, tokenizer, store, what: str):
 
     from toolkit.commands.text import prompt_of
     from toolkit.kernels.engine import compiled
-    from toolkit.models.skeleton import read_config
     from toolkit.offload.overhead import Overhead
 
-    runs = [*store.index.ops, *store.index.rest]
-    config = read_config(store.model_folder, [piece.shape for run in runs for piece in run.pieces.values()])
+    config = store.config()
     prompt = prompt_of(options, tokenizer, config)["input_ids"].shape[1]
     forward = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "forward", None)
     all_logits = forward is None or "logits_to_keep" not in signature(forward).parameters
@@ -65,5 +63,4 @@ def _overhead(options: Namespace, tokenizer, store, what: str):
 
 def _most_bytes(store) -> int:
     """A bound of what weights and buffers of a folder can take."""
-    held = sum(run.nbytes for run in (*store.index.ops, *store.index.rest))
-    return int(FILLED * held) + BUFFERS + 3 * max((run.dense_bytes for run in store.index.ops), default=0)
+    return int(FILLED * (store.ops_bytes + store.rest_bytes)) + BUFFERS + 3 * store.largest_bytes

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 from toolkit.commands.compare import compare
-from toolkit.commands.text import generate_from_checkpoint, generate_timed, opened
+from toolkit.commands.text import generate_from_checkpoint, generate_timed, kind_of_file, opened
 from toolkit.errors import UserError, whole
-from toolkit.offload.variant import variant_to_run
+from toolkit.offload.variant import GGUF, variant_to_run
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 SEEDS = 2**32
@@ -37,6 +37,10 @@ ABSENT = {  # by kind of folder: options that it does not have, and why
             "--neurons",
         ),
         "is a checkpoint, which is loaded whole on the CPU; pack endor for it",
+    ),
+    GGUF: (
+        ("--compare", "--reader kvikio", "--device", "--device-memory", "--neurons"),
+        "is a GGUF file, whose blocks the CPU reads and multiplies; leave it out",
     ),
     "bundled": (WHOLE_LAYERS, READ_IN_PARTS.format("neurons")),
     "experts": ((*WHOLE_LAYERS, "--device-memory", "--device", "--neurons"), READ_IN_PARTS.format("experts")),
@@ -63,7 +67,7 @@ def add_parser(commands, **style) -> None:
         "run", help="generate text with a packed model", description=run.__doc__, epilog=WEIGHTS_HELP, **style
     )
     parser.set_defaults(command=run)
-    parser.add_argument("folder", type=Path, help="what pack wrote")
+    parser.add_argument("folder", type=Path, help="what pack wrote, or a GGUF file")
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--max-new-tokens", type=whole, default=40)
     parser.add_argument("--dram", help="hard limit for weights and buffers, such as 500MB (default: none)")
@@ -102,6 +106,8 @@ def run(options: argparse.Namespace) -> None:
     kind = kind_of(options.folder, options.format)
     _check_kind(options, kind)
     print(f"opening {options.folder}", file=sys.stderr, flush=True)  # what is imported now takes seconds
+    if kind == GGUF:
+        _check_kind(options, kind := kind_of_file(options.folder))
     if kind == "checkpoint":
         generate_from_checkpoint(options)
     elif options.compare:
@@ -112,7 +118,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def kind_of(folder: Path, form: str | None = None) -> str:
-    """The kind of a folder: "checkpoint", "bundled" (neurons), "experts", or the format of its layers that is run.
+    """The kind of a folder: "checkpoint", "bundled" (neurons), "experts", or the format of its layers; "gguf" of files.
 
     Raises `UserError` for a folder that nothing runs, or a format that it does not have.
     """

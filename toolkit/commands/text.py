@@ -6,6 +6,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from toolkit import memory_limits
 from toolkit.errors import UserError, unknown
@@ -39,7 +40,7 @@ def opened(options: Namespace, kind: str, budgets: Mapping[str, int | None]) -> 
                 settings["demand"] = _demand(options)
             method, draft = method_of(kind, options.weights, options.device), None
             kernels = f"{method or kind}-{options.dram}-{len(options.prompt) > SHORT}"  # that will be compiled
-            tokenizer = load_tokenizer(options.folder / "model")
+            tokenizer = load_tokenizer(options.folder if options.folder.is_file() else options.folder / "model")
             with within_limit(options, tokenizer, kernels, budgets) as limits:
                 if options.draft:
                     draft, limits = stack.enter_context(_opened_draft(options, limits)), {}
@@ -48,6 +49,14 @@ def opened(options: Namespace, kind: str, budgets: Mapping[str, int | None]) -> 
         yield model, tokenizer, draft
         compiled.note_run(kernels)
         print(f"the process took {peak.look() / 1e6:.0f} MB of memory at its peak, without files", file=sys.stderr)
+
+
+def kind_of_file(file: Path) -> str:
+    """The kind of a GGUF file: "experts" for a mixture, else "gguf". Raises `UserError` for one that is damaged."""
+    from toolkit.models.gguf_header import read_header
+    from toolkit.offload.variant import GGUF
+
+    return "experts" if any(".ffn_down_exps." in name for name in read_header(file).tensors) else GGUF
 
 
 def _demand(options: Namespace):
@@ -86,15 +95,15 @@ def method_of(form: str, weights: str | None, device: str) -> str | None:
     """
     from toolkit.formats import READABLE
     from toolkit.offload.model import STRATEGIES
-    from toolkit.policies.methods import PACKED
+    from toolkit.policies.methods import GGUF, PACKED
 
     if form in STRATEGIES:
         return None
+    with_product = [GGUF, *(name for name, known in READABLE.items() if known.has_matvec)]
     if weights is None:
-        weights = "packed" if form in READABLE and READABLE[form].has_matvec and device == "cpu" else "decoded"
+        weights = "packed" if form in with_product and device == "cpu" else "decoded"
     if weights == "decoded":
         return form
-    with_product = [name for name, known in READABLE.items() if known.has_matvec]
     if form not in with_product:
         raise UserError(
             f"--weights packed: {form} has no product of its own, only {', '.join(with_product)}; leave --weights out"

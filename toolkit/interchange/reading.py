@@ -14,6 +14,8 @@ from toolkit.formats import FormatError
 from toolkit.formats.sparse_bitmask import PARTS, SparseBitmask
 from toolkit.interchange.checkpoint_files import Checkpoint, packed_modules, read_object, read_tensor, stored_tensors
 from toolkit.interchange.spqr_quant import METHOD, open_spqr_quant
+from toolkit.models.gguf import read_tokenizer
+from toolkit.models.gguf_header import read_header
 from toolkit.models.plain import as_stored, plain
 from toolkit.models.skeleton import CONFIG, check_outline, read_config
 
@@ -73,11 +75,14 @@ def load_dense_model(folder: str | os.PathLike, dtype: torch.dtype | str = "auto
 
 
 def load_tokenizer(folder: str | os.PathLike) -> object:
-    """The tokenizer beside a checkpoint. Raises `UserError` if there is none that transformers knows."""
+    """The tokenizer beside a checkpoint, or in a GGUF file. Raises `UserError` if transformers knows none there."""
     from transformers import AutoTokenizer
 
     from toolkit import hub
 
+    if path_of(folder).is_file():
+        with hub.quiet():
+            return read_tokenizer(read_header(path_of(folder)))
     with hub.foreign_code(folder, "no tokenizer can be read"), hub.quiet():
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, **hub.NO_CODE)
 

@@ -36,12 +36,12 @@ def architectures() -> Sequence[str]:
 
 def check(header: GgufHeader) -> None:
     """Raise the `UserError` that `read` would raise for a file's header, before any weight is read."""
-    _check_header(header)
+    check_header(header)
     if header.architecture in FAMILIES:
-        _plan(header)
+        plan(header)
 
 
-def _check_header(header: GgufHeader) -> None:
+def check_header(header: GgufHeader) -> None:
     """Raise `UserError` for an architecture, a tokenizer or a key that cannot be read."""
     architecture, tokenizer = header.architecture, header.metadata.get("tokenizer.ggml.model")
     if architecture is None:
@@ -63,13 +63,13 @@ def read(header: GgufHeader, dtype: torch.dtype) -> tuple[nn.Module, Any]:
     of rotary embeddings, are on the device "meta": save the model and load it. Raises `UserError` for what `check`
     refuses, and for a tokenizer that cannot be built.
     """
-    _check_header(header)
+    check_header(header)
     if header.architecture not in FAMILIES:
         tokenizer = read_tokenizer(header)
         return _by_transformers(header, dtype), tokenizer
-    model, plan = _plan(header, dtype)
+    model, placed = plan(header, dtype)
     tokenizer = read_tokenizer(header)
-    return _filled(model, dict(_values(model, plan))), tokenizer
+    return _filled(model, dict(_values(model, placed))), tokenizer
 
 
 def outline(config: Any, dtype: torch.dtype | None = None) -> nn.Module:
@@ -80,8 +80,11 @@ def outline(config: Any, dtype: torch.dtype | None = None) -> nn.Module:
         return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, **NO_CODE)
 
 
-def _plan(header: GgufHeader, dtype: torch.dtype | None = None) -> tuple[nn.Module, list[Placement]]:
-    """The model without its weights, and where each tensor of the file goes."""
+def plan(header: GgufHeader, dtype: torch.dtype | None = None) -> tuple[nn.Module, list[Placement]]:
+    """The model without its weights, and where each tensor of the file goes.
+
+    Raises `UserError` as `placements` and `config_of` do, for an architecture of `FAMILIES`.
+    """
     config = config_of(header)
     model = outline(config, dtype)
     sizes = {name: tuple(tensor.shape) for name, tensor in _stored(model).items()}
@@ -103,7 +106,7 @@ def _filled(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
 
 def parameters(header: GgufHeader, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
     """The parameters and lasting buffers of a file of `FAMILIES` by their names, dequantised one after the other."""
-    return _values(*_plan(header, dtype))
+    return _values(*plan(header, dtype))
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import torch
 
 from toolkit.models import decoder_blocks
 from toolkit.models.blocks import replace_module
@@ -23,6 +24,7 @@ from toolkit.policies.two_level import TwoLevel
 from toolkit.storage.buffers import HUGE_PAGE_BYTES, aligned_buffer
 from toolkit.storage.buffers import buffer_bytes as whole_pages
 from toolkit.storage.experts import LAYOUT, check_fits, op_name
+from toolkit.storage.gguf_store import GgufStore
 from toolkit.storage.readers import open_reader
 
 
@@ -38,10 +40,13 @@ class ByExpert(OnDemand):
 
     def __init__(self, opening: Opening):
         store, options = opening.store, opening.options
-        fits = partial(check_fits, store)
+        of_file = isinstance(store, GgufStore)
+        fits = partial(store.check_fits, variant=LAYOUT) if of_file else partial(check_fits, store)
         super().__init__(opening, "experts", fits, predictors=opening.demand.predictors)
         outline = mixtures_by_layer(self.model)
         self._slot_bytes = max(run.nbytes for layer in outline for run in store.layer(layer, LAYOUT).ops.values())
+        layers = [store.layer(layer, LAYOUT) for layer in outline]
+        self._scratch_bytes = max(op.scratch_bytes for it in layers for op in it.ops.values()) if of_file else 0
         self._slots = self._take_slots(outline)
         self._reader = opening.stack.enter_context(open_reader(options.reader, store, LAYOUT))
         self.mode = self._reader.mode
@@ -49,15 +54,16 @@ class ByExpert(OnDemand):
     def take_over(self) -> None:
         """Replace the routed experts, and the decoder's linears."""
         arena = aligned_buffer(sum(self._slots.values()) * self._slot_bytes).reshape(-1, self._slot_bytes)
+        scratch = torch.empty(self._scratch_bytes, dtype=torch.uint8)
         for layer, count in self._slots.items():
             mine, arena = arena[:count], arena[count:]
-            ours = self._replaced(layer, mine)
+            ours = self._replaced(layer, mine, scratch)
             if self.ffns and self._opening.demand.look_ahead:
                 self.ffns[-1].precede(ours)
             self.ffns.append(ours)
         super().take_over()
 
-    def _replaced(self, layer: int, arena: np.ndarray) -> ExpertFFN:
+    def _replaced(self, layer: int, arena: np.ndarray, scratch: torch.Tensor) -> ExpertFFN:
         """Put our module in the place of a layer's routed experts; only their biases stay."""
         opening, demand, block = self._opening, self._opening.demand, decoder_blocks(self.model)[layer]
         experts, stored = block_experts(block, layer), opening.store.layer(layer, LAYOUT).ops
@@ -67,7 +73,8 @@ class ByExpert(OnDemand):
         runs = [stored[op_name(expert)] for expert in range(experts.count)]
         cache = TwoLevel(experts.count, experts.neurons, len(arena), policy)
         slots = ExpertSlots(cache, runs, arena, self._reader, opening.recorder, layer)
-        ours = ExpertFFN(layer, slots, products(experts, slots), opening.recorder, bool(demand.window), demand.exact)
+        each = products(experts, slots, scratch)
+        ours = ExpertFFN(layer, slots, each, opening.recorder, bool(demand.window), demand.exact)
         replace_module(block, experts.routed, ours)
         routing = replace(experts, routed=ours)
         ours.router = Router(routing) if demand.routing is None else demand.routing(layer, routing)
@@ -81,8 +88,9 @@ class ByExpert(OnDemand):
         opening, budget, slot_bytes = self._opening, self._opening.budgets["dram"], self._slot_bytes
         slots = {layer: experts.per_token for layer, experts in outline.items()}
         least = sum(slots.values())
-        budget.check(rest=opening.rest_bytes, slots=whole_pages(least * slot_bytes))
-        budget.take(rest=opening.rest_bytes)
+        rest = opening.rest_bytes + self._scratch_bytes
+        budget.check(rest=rest, slots=whole_pages(least * slot_bytes))
+        budget.take(rest=rest)
         if opening.demand.window:  # else nothing stays
             whole = int(min(budget.left_bytes, 1 << 62)) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
             left = whole // slot_bytes - least

@@ -3,38 +3,40 @@
 A model with a vocabulary of 150 thousand words and a head of its own would hold half a gigabyte for it.
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from toolkit.storage.direct import StoredFile
-from toolkit.storage.runs import RestRun
 
+def embedding_beside_head(model: nn.Module, packed_head: bool) -> str | None:
+    """The name of the input embedding's weight; None if another part is the same matrix, as a head may be.
 
-def embedding_beside_head(model: nn.Module) -> str | None:
-    """The name of the input embedding's weight; None if the head or another part is the same matrix."""
+    A head that is packed has the matrix once more.
+    """
     model.tie_weights()  # those without memory are not tied yet
-    embedding = model.get_input_embeddings()
-    names = [name for name, tensor in model.state_dict(keep_vars=True).items() if tensor is embedding.weight]
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    own = {f"{name}.weight" for name, module in model.named_modules() if packed_head and module is head}
+    tensors = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in own}
+    names = [name for name, tensor in tensors.items() if tensor is embedding.weight]
     return names[0] if isinstance(embedding, nn.Embedding) and len(names) == 1 else None
 
 
 class StoredEmbedding(nn.Module):
     """Takes the place of an `nn.Embedding`, of any class: the rows that are asked for are read, then looked up by it.
 
-    `run` is the matrix in the file `shard`. Rows do not stay in memory, nor in the page cache. Timelines leave their
-    reads out, which are thousands of times smaller than a layer.
+    `row(number)` reads one [1, hidden]. Rows do not stay in memory, nor in the page cache. Timelines
+    leave their reads out, which are thousands of times smaller than a layer.
     """
 
-    def __init__(self, embedding: nn.Embedding, run: RestRun, shard: StoredFile):
+    def __init__(self, embedding: nn.Embedding, row: Callable[[int], Tensor]):
         super().__init__()
         self.num_embeddings, self.embedding_dim = embedding.num_embeddings, embedding.embedding_dim
-        (self._piece,) = run.pieces.values()
-        self._start, self._shard = run.offset + self._piece.offset, shard
-        self._row_bytes = self._piece.nbytes // self.num_embeddings
+        self._row = row
         self.table = embedding
         self.table.padding_idx = None  # it matters to gradients alone, and would have to be a row of the table
-        self._hold(torch.empty(0, self.embedding_dim, dtype=self._piece.dtype))
+        self._hold(row(0)[:0].clone())
 
     def forward(self, ids: Int64[Tensor, "*batch"]) -> Float[Tensor, "*batch hidden"]:
         """As the embedding does. Raises `IndexError` for an id that it does not have, and `ChangedError`."""
@@ -51,10 +53,6 @@ class StoredEmbedding(nn.Module):
     def weight(self) -> Float[Tensor, "0 hidden"]:
         """No rows, of the embedding's type and on its device: some models ask for these."""
         return self.table.weight
-
-    def _row(self, number: int) -> Float[Tensor, "1 hidden"]:
-        data = self._shard.content(self._start + number * self._row_bytes, self._row_bytes)
-        return torch.from_numpy(data).view(self._piece.dtype)[None]
 
     def _hold(self, rows: Float[Tensor, "rows hidden"]) -> None:
         self.table.weight = nn.Parameter(rows, requires_grad=False)

@@ -1,28 +1,32 @@
 """The experts of a mixture that come from disk when a token needs them (CORM, section 4), and what chooses them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64, Shaped, UInt8
+from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional
 
+from toolkit.formats import Packed
 from toolkit.kernels import neurons as kernel
 from toolkit.models.experts import Experts, Routed
 from toolkit.offload.cache import Cache
+from toolkit.offload.linear import multiplied_packed
 from toolkit.offload.neuron_ffn import KERNEL_TOKENS, Maths, ffn_of
 from toolkit.offload.turn import Offloaded
 from toolkit.policies.two_level import TwoLevel, TwoLevelChange
 from toolkit.storage.experts import Bits, bits_of
 from toolkit.storage.readers.base import Reader
-from toolkit.storage.runs import OpRun, views
+from toolkit.storage.runs import OpRun
+from toolkit.storage.tensor_ranges import FileLayer
 from toolkit.timeline import Recorder
 
-Product = Callable[[Shaped[Tensor, "rows width"], Float[Tensor, "tokens hidden"]], Float[Tensor, "tokens hidden"]]
+Weights = Packed | Mapping[str, Packed]  # rows with all that an expert needs, or its linears `up` and `down`
+Product = Callable[[Weights, Float[Tensor, "tokens hidden"]], Float[Tensor, "tokens hidden"]]
 
 
 class Router:
@@ -80,7 +84,7 @@ class ExpertSlots(Cache):
     def __init__(
         self,
         cache: TwoLevel,
-        runs: Sequence[OpRun],
+        runs: Sequence[OpRun | FileLayer],
         arena: UInt8[np.ndarray, "slots bytes"],
         reader: Reader,
         recorder: Recorder,
@@ -89,6 +93,7 @@ class ExpertSlots(Cache):
         super().__init__(len(arena))
         self.cache, self.runs, self.layer = cache, runs, layer
         self._arena, self._reader, self._recorder = arena, reader, recorder
+        self._views: list[tuple[int, Weights] | None] = [None] * len(arena)
 
     def bring(self, experts: Int64[np.ndarray, " needed"]) -> None:
         """Start to read the experts of this token that memory does not hold. Raises what `TwoLevel.step` raises."""
@@ -98,14 +103,17 @@ class ExpertSlots(Cache):
         """Start to read experts that the next token of this layer is predicted to need, the likeliest first."""
         self._change(self.cache.admit(dict.fromkeys(experts.tolist())))
 
-    def rows(self, expert: int) -> Shaped[Tensor, "rows width"]:
-        """The stored rows of an expert, in place, once they have arrived; good until the next change.
+    def weights(self, expert: int) -> Weights:
+        """The stored weights of an expert, in place, once they have arrived; good until the next change.
 
         Raises what the read raises.
         """
         with self._all_or_nothing():
             slot = self.need(expert)
-        return views(self.runs[expert].pieces, self._arena[slot])["values"]
+        view = self._views[slot]
+        if view is None or view[0] != expert:
+            view = self._views[slot] = expert, self.runs[expert].view(self._arena[slot])
+        return view[1]
 
     def clear(self) -> None:
         """Wait for the reads under way, and hold nothing."""
@@ -208,19 +216,38 @@ class ExpertFFN(Offloaded):
         self, expert: int, x: Tensor, ids: Tensor, weights: Tensor, total: Float32[Tensor, "tokens hidden"]
     ) -> None:
         """Add what an expert gives to the tokens that chose it."""
-        rows, product = self.slots.rows(expert), self._products[expert]
+        stored, product = self.slots.weights(expert), self._products[expert]
         begun_s = self._recorder.now_s()
         if len(x) == 1:
-            total.add_(product(rows, x) * weights[ids == expert])
+            total.add_(product(stored, x) * weights[ids == expert])
         else:
             tokens, ranks = torch.where(ids == expert)
-            total.index_add_(0, tokens, (product(rows, x[tokens]) * weights[tokens, ranks, None]).float())
-        self._recorder.record("compute", "expert", "dram", begun_s, rows.nbytes, self.layer)
+            total.index_add_(0, tokens, (product(stored, x[tokens]) * weights[tokens, ranks, None]).float())
+        self._recorder.record("compute", "expert", "dram", begun_s, self.slots.runs[expert].nbytes, self.layer)
 
 
-def products(experts: Experts, slots: ExpertSlots) -> list[Product]:
-    """The product of each expert, by the form in which it is stored."""
+def products(experts: Experts, slots: ExpertSlots, scratch: UInt8[Tensor, " bytes"]) -> list[Product]:
+    """The product of each expert, by the form in which it is stored. Prompts make blocks dense in `scratch`."""
+    if isinstance(slots.runs[0], FileLayer):
+        return [partial(_by_blocks, experts, number, scratch) for number in range(experts.count)]
     return [_product(experts, number, bits_of(run, experts.hidden)) for number, run in enumerate(slots.runs)]
+
+
+def _by_blocks(
+    experts: Experts, number: int, scratch: Tensor, weights: Mapping[str, Packed], x: Float[Tensor, "tokens hidden"]
+) -> Tensor:
+    """An expert whose linears are packed, by the arithmetic of its class between them."""
+    up, down = experts.linears[number].up, experts.linears[number].down
+    inner = experts.linears.inner(_times(weights["up"], x, up.bias, scratch))
+    return _times(weights["down"], inner, down.bias, scratch)
+
+
+def _times(weight: Packed, x: Tensor, bias: Tensor | None, scratch: Tensor) -> Tensor:
+    """The product of a packed linear with each token, as it is or made dense, whichever is faster."""
+    if len(x) > 1 and not multiplied_packed(weight, len(x), scratch):
+        return functional.linear(x.to(weight.dtype), weight.dense_in(scratch), bias)
+    y = weight.matvec(x[0])[None] if len(x) == 1 else weight.matvec(x)
+    return y if bias is None else y + bias
 
 
 def _product(experts: Experts, number: int, bits: Bits) -> Product:
@@ -228,19 +255,19 @@ def _product(experts: Experts, number: int, bits: Bits) -> Product:
         return partial(_by_linears, experts, number)
     if bits is None:
         maths = Maths(experts.activation, gated=True)
-        return lambda rows, x: ffn_of(rows, None, x, maths)
+        return lambda weights, x: ffn_of(weights.tensors["values"], None, x, maths)
     return partial(_by_record, experts.activation, bits)
 
 
-def _by_record(activation: str, bits: int, rows: Tensor, x: Float[Tensor, "tokens hidden"]) -> Tensor:
-    of_records = partial(kernel.ffn, rows.view(torch.uint8), activation=activation, bits=bits)
+def _by_record(activation: str, bits: int, weights: Packed, x: Float[Tensor, "tokens hidden"]) -> Tensor:
+    of_records = partial(kernel.ffn, weights.tensors["values"].view(torch.uint8), activation=activation, bits=bits)
     return torch.cat([of_records(some) for some in x.float().split(KERNEL_TOKENS)])
 
 
-def _by_linears(experts: Experts, number: int, rows: Tensor, x: Float[Tensor, "tokens hidden"]) -> Tensor:
+def _by_linears(experts: Experts, number: int, stored: Packed, x: Float[Tensor, "tokens hidden"]) -> Tensor:
     """An expert of any form, by the arithmetic of its class."""
     up, down = experts.linears[number].up, experts.linears[number].down
-    parts = rows.view(-1).split([up.weight.numel(), down.weight.numel()])
+    parts = stored.tensors["values"].view(-1).split([up.weight.numel(), down.weight.numel()])
     weights = [part.view(linear.weight.shape) for part, linear in zip(parts, (up, down), strict=True)]
     inner = experts.linears.inner(functional.linear(x, weights[0], up.bias))
     return functional.linear(inner, weights[1], down.bias)

@@ -1,4 +1,4 @@
-"""An output head in packed parts: streamed as layers are, or in memory beside neurons or experts."""
+"""An output head in packed parts, which are streamed as layers are, or held (`toolkit.offload.held`)."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -8,17 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from toolkit.formats import Packed
 from toolkit.models.blocks import replace_module
-from toolkit.models.head import HEAD, head_parts
-from toolkit.offload.device import Cpu
-from toolkit.offload.linear import OffloadedLinear, itself
-from toolkit.storage.buffers import aligned_buffer, buffer_bytes
-from toolkit.storage.readers import open_reader
-from toolkit.storage.readers.base import Reader
-from toolkit.storage.runs import Layer
-from toolkit.storage.store import Store
-from toolkit.timeline import Recorder
+from toolkit.offload.linear import OffloadedLinear
 
 
 class OffloadedHead(nn.Module):
@@ -48,36 +39,6 @@ class OffloadedHead(nn.Module):
     def forward(self, x: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch words"]:
         """The logits, as each part gives them."""
         return torch.cat([part(x) for part in self.parts], dim=-1)
-
-
-class HeldHead:
-    """The packed head of a folder of neurons or experts: all its parts are in memory, on the CPU.
-
-    `nbytes` counts the parts and the scratch in which prompts make one part dense.
-    """
-
-    def __init__(self, store: Store, variant: str, rows: int):
-        self._store, self._variant, self._rows = store, variant, rows
-        layers = {number: layer for (number, found), layer in store.layers.items() if found == variant}
-        self._parts = {number: layer for number, layer in sorted(layers.items()) if HEAD in layer.ops}
-        self._scratch_bytes = max(part.ops[HEAD].scratch_bytes for part in self._parts.values())
-        self.nbytes = self._scratch_bytes + sum(buffer_bytes(part.nbytes) for part in self._parts.values())
-
-    def take_over(self, model: nn.Module, recorder: Recorder) -> None:
-        """Read the parts and put them in the place of the model's head."""
-        device, parts = Cpu(), []
-        scratch = device.empty(self._scratch_bytes)
-        with open_reader(None, self._store, self._variant) as reader:
-            for (number, stored), linear in zip(self._parts.items(), head_parts(model, self._rows), strict=True):
-                fetch = itself(self._read(reader, stored))
-                parts.append(OffloadedLinear(linear, HEAD, number, fetch, scratch, True, recorder, device))
-        replace_head(model, parts, [True] * len(parts))
-
-    @staticmethod
-    def _read(reader: Reader, part: Layer) -> Packed:
-        buffer = aligned_buffer(part.nbytes)
-        reader.read(part.chunks, buffer)
-        return part.view(buffer)[HEAD]
 
 
 def replace_head(model: nn.Module, parts: Sequence[OffloadedLinear], staying: Sequence[bool]) -> None:

@@ -30,17 +30,19 @@ from toolkit.offload.by_neuron import ByNeuron
 from toolkit.offload.device import Cpu, Cuda, open_device
 from toolkit.offload.draft import Speculation, Speculative, check_draft
 from toolkit.offload.embedding import StoredEmbedding
-from toolkit.offload.head import HeldHead
+from toolkit.offload.held import HeldLayers
 from toolkit.offload.options import Options
 from toolkit.offload.plan import budgets_of
 from toolkit.offload.single_token import SingleToken
 from toolkit.offload.strategy import Opening, Strategy, skeleton
 from toolkit.offload.streamed import Streamed
 from toolkit.offload.turn import Offloaded, Turn, unowned
+from toolkit.policies.methods import GGUF
 from toolkit.policies.placement import LayerMap
 from toolkit.quality.vocabulary import check_vocabulary
 from toolkit.storage import experts, neuron_packing
 from toolkit.storage.buffers import aligned_buffer
+from toolkit.storage.gguf_store import open_store
 from toolkit.storage.readers import open_reader
 from toolkit.storage.store import Store
 from toolkit.timeline import Recorder, Timeline
@@ -76,7 +78,7 @@ class OffloadedModel(AbstractContextManager):
     def open(
         cls, folder: str | Path, method: str | None = None, beside: Self | None = None, **settings: object
     ) -> Self:
-        """Open a folder that `toolkit.storage.packing.pack_model` wrote.
+        """Open a folder that `toolkit.storage.packing.pack_model` wrote, or a GGUF file, which stays as it is.
 
         `settings` are the other fields of `Options`. `beside` is another opened model. Both keep within its budgets and
         share equal tensors, such as embeddings and head. The settings have no budgets then.
@@ -89,15 +91,15 @@ class OffloadedModel(AbstractContextManager):
         with lasting(), _in_words(), ExitStack() as stack:
             device: Cpu | Cuda = stack.enter_context(open_device(options.device))
             budgets = _budgets(options, device, beside)
-            store, recorder = Store.open(folder), Recorder()
+            store, recorder = open_store(folder), Recorder()
             variant = store.variants[0] if len(store.variants) == 1 else ""
             common = {} if beside is None else _common(store, beside)
-            head = HeldHead(store, variant, store.head_rows) if variant in STRATEGIES and store.head_rows else None
-            if head is not None and options.on_gpu:
+            held = _held(store, variant) if variant in STRATEGIES and store.head_rows else None
+            if held is not None and options.on_gpu:
                 raise UserError(
                     f"{store.folder} has a packed head, which a GPU does not take: pack it with --head whole"
                 )
-            opening = Opening(store, options, device, budgets, recorder, stack, common, head)
+            opening = Opening(store, options, device, budgets, recorder, stack, common, held)
             strategy = STRATEGIES.get(variant, Streamed)(opening)
             opened = cls(store, strategy.model, strategy, device, budgets, recorder)
             with device.within_memory():
@@ -173,9 +175,9 @@ class OffloadedModel(AbstractContextManager):
         self.model.load_state_dict(rest, strict=False, assign=True)
         del rest  # so that a strategy can let go of some
         self.model.tie_weights()
+        if opening.held is not None:
+            opening.held.take_over(self.model, self.recorder)
         self.strategy.take_over()
-        if opening.head is not None:
-            opening.head.take_over(self.model, self.recorder)
         if opening.on_disk:
             self._leave_on_disk(opening.on_disk)
         if left := [name for name, tensor in self.model.named_parameters() if tensor.is_meta]:
@@ -197,9 +199,8 @@ class OffloadedModel(AbstractContextManager):
 
     def _leave_on_disk(self, weight: str) -> None:
         """Leave the input embedding with this weight on disk: its rows are read when they are needed."""
-        run = next(run for run in self.store.index.rest if run.name == weight)
         module, embedding = weight.rpartition(".")[0], self.model.get_input_embeddings()
-        ours = StoredEmbedding(embedding, run, self.store.shards[run.shard])
+        ours = StoredEmbedding(embedding, partial(self.store.row, weight))
         self.model.set_submodule(module, ours)
 
     def _on_device(self, value: object) -> object:
@@ -264,6 +265,14 @@ def _budgets(options: Options, device: Cpu | Cuda, beside: OffloadedModel | None
         if (limit := getattr(options, name)) is not None:
             raise UserError(f"{name}={limit}: both models keep within the limit of the one that was opened first")
     return beside.budgets
+
+
+def _held(store: Store, variant: str) -> HeldLayers:
+    """The packed layers beside the neurons or experts of a store."""
+    if GGUF in {found for _, found in store.layers}:
+        return HeldLayers(store, {number: layer for (number, found), layer in store.layers.items() if found == GGUF})
+    layers = {number: layer for (number, found), layer in store.layers.items() if found == variant}
+    return HeldLayers(store, {number: layer for number, layer in layers.items() if HEAD in layer.ops})
 
 
 def _common(store: Store, beside: OffloadedModel) -> dict[str, Tensor]:

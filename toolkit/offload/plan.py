@@ -47,8 +47,8 @@ def forms(layers: Sequence[Layer], way: Way) -> tuple[list[Layer], list[Layer]]:
     are dense only if the CPU unpacks them.
     """
     stored, decoded_in = list(layers), way.stored.decoded_in if way.device == "gpu" else None
-    dense = [layer.unpacked() for layer in layers]
-    return dense if decoded_in else stored, dense if decoded_in == "dram" else stored
+    dense = [layer.unpacked() for layer in layers] if decoded_in else stored
+    return dense, dense if decoded_in == "dram" else stored
 
 
 def staging_bytes(layers: Sequence[Layer], way: Way) -> int:

@@ -17,15 +17,14 @@ from toolkit.errors import UserError
 from toolkit.formats.dense import Dense
 from toolkit.models import decoder_blocks
 from toolkit.models.blocks import linears_in
-from toolkit.models.skeleton import empty_model, read_config, read_generation_config
+from toolkit.models.skeleton import empty_model
 from toolkit.offload.budget import Budget
 from toolkit.offload.device import Cpu, Cuda
 from toolkit.offload.embedding import embedding_beside_head
-from toolkit.offload.head import HeldHead
+from toolkit.offload.held import HeldLayers
 from toolkit.offload.linear import OffloadedLinear, itself
 from toolkit.offload.options import Demand, Options
 from toolkit.policies.placement import LayerMap
-from toolkit.storage.runs import OpRun, RestRun
 from toolkit.storage.store import Store
 from toolkit.timeline import Recorder
 
@@ -34,8 +33,9 @@ from toolkit.timeline import Recorder
 class Opening:
     """A folder that is being opened; `stack` closes what a strategy opens.
 
-    `common` are the tensors beside the ops' weights that another opened model holds already. `head` is a packed head
-    that is held in memory. `on_disk` is the name of an input embedding that stays on disk, if any; `skeleton` finds it.
+    `common` are the tensors beside the ops' weights that another opened model holds already. `held` are packed
+    layers that are held in memory. `on_disk` is the name of an input embedding that stays on disk, if any; `skeleton`
+    finds it.
     """
 
     store: Store
@@ -45,13 +45,14 @@ class Opening:
     recorder: Recorder
     stack: ExitStack
     common: Mapping[str, Tensor] = field(default_factory=dict)
-    head: HeldHead | None = None
+    held: HeldLayers | None = None
     on_disk: str | None = field(default=None, init=False)
 
     def skeleton(self, check: Callable[[nn.Module], None]) -> nn.Module:
         """`skeleton` of the store. On the CPU an input embedding that is no head's, too, stays on disk."""
         model = skeleton(self.store, check)
-        self.on_disk = embedding_beside_head(model) if isinstance(self.device, Cpu) else None
+        packed = self.store.head_rows is not None
+        self.on_disk = embedding_beside_head(model, packed) if isinstance(self.device, Cpu) else None
         return model
 
     @property
@@ -66,9 +67,9 @@ class Opening:
 
     @property
     def rest_bytes(self) -> int:
-        """Bytes in memory of the packed head, and of the tensors that are no op's weight and are not held already."""
-        head = 0 if self.head is None else self.head.nbytes
-        return head + sum(run.nbytes for run in self.store.index.rest if run.name not in self.not_read)
+        """Bytes in memory of `held`, and of the tensors that are no op's weight and are not held already."""
+        held = 0 if self.held is None else self.held.nbytes
+        return held + sum(run.nbytes for run in self.store.index.rest if run.name not in self.not_read)
 
 
 class Strategy(ABC):
@@ -127,10 +128,7 @@ class OnDemand(Strategy):
 
 def skeleton(store: Store, check: Callable[[nn.Module], None]) -> nn.Module:
     """The model without its parameters; buffers that are computed are there. `check` looks at its outline first."""
-    runs: list[OpRun | RestRun] = [*store.index.ops, *store.index.rest]
-    config = read_config(store.model_folder, [piece.shape for run in runs for piece in run.pieces.values()])
-    generation = read_generation_config(store.model_folder)
-    model = empty_model(config, check)
-    if generation is not None:
+    model = empty_model(store.config(), check)
+    if (generation := store.generation_config()) is not None:
         model.generation_config = generation
     return model

@@ -1,5 +1,7 @@
 """The variant of a packed folder that is run, without torch: a format, "bundled" for neurons, or "experts".
 
+A GGUF file is `GGUF`, also if it is a mixture of experts.
+
 The index is read without checks; `Store.open` checks it.
 """
 
@@ -10,14 +12,18 @@ from pathlib import Path
 
 from toolkit.errors import UserError, unknown
 
-FAVOURITE = "endor"
+FAVOURITE, GGUF = "endor", "gguf"
 STRANGE = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 
 
 def variant_to_run(folder: Path, asked: str | None = None) -> str:
     """The format that is asked for; else `endor`, or the first by name. Raises `UserError` if it was not packed."""
+    if folder.is_file():
+        if asked is not None:
+            raise UserError(f"--format {asked}: {folder} is a file, which is run as it is; leave it out")
+        return GGUF
     if not folder.is_dir():
-        raise UserError(f"no folder {folder}: name one that `python -m toolkit pack` wrote")
+        raise UserError(f"no folder {folder}: name one that `python -m toolkit pack` wrote, or a GGUF file")
     if not (folder / "index.json").is_file():
         raise UserError(f"{folder}: holds no index.json: name a folder that `python -m toolkit pack` wrote")
     variants: set[str] = set()

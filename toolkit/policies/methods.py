@@ -25,6 +25,7 @@ class Method:
         return self.decoded_in is None and not self.by_torch
 
 
+GGUF = "gguf"  # a file of GGUF blocks, as it is
 # those that the figures compare; `find_method` knows more
 METHODS = {
     "dense": Method("dense", by_torch=True),
@@ -61,4 +62,5 @@ def known_methods() -> dict[str, Method]:
     """Every method by its name."""
     decoded = {name: Method(name, "dram") for name in READABLE}
     packed = {f"{name}{PACKED}": Method(name) for name, form in READABLE.items() if form.has_matvec}
-    return decoded | packed | METHODS
+    of_file = {GGUF: Method(GGUF, "dram"), f"{GGUF}{PACKED}": Method(GGUF)}
+    return decoded | packed | of_file | METHODS

@@ -12,6 +12,8 @@ from typing import Protocol, Self
 import numpy as np
 from jaxtyping import Int64, UInt8
 
+from toolkit.storage.direct import BLOCK_BYTES
+
 
 class Blocks(Protocol):
     """Whole blocks of a shard, such as a `BlockRun`."""
@@ -104,11 +106,19 @@ def warm_up() -> None:
 def read_one(descriptor: int, offset: int, target: UInt8[np.ndarray, " bytes"]) -> None:
     """Fill `target` from `offset` by the interpreter's own read, whose errors tell the reason.
 
-    Raises `OSError` if the read fails or falls short.
+    Raises `OSError` if the read fails or falls short, unless it ends with the file.
     """
     got = os.preadv(descriptor, [memoryview(target)], offset)
-    if got != target.nbytes:
+    if got != target.nbytes and not is_end(descriptor, offset + got, offset + target.nbytes):
         raise OSError(f"short read: {got} of {target.nbytes} bytes at offset {offset}")
+
+
+def is_end(descriptor: int, got: int, wanted: int) -> bool:
+    """Whether a read that came to byte `got` of a file has all that there is of the block before byte `wanted`.
+
+    Only files that others wrote end within a block.
+    """
+    return wanted - BLOCK_BYTES < got == os.fstat(descriptor).st_size
 
 
 def _compiled() -> Callable:

@@ -14,9 +14,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
@@ -25,6 +26,7 @@ from toolkit.files import check_memory, file_sha256, path_of
 from toolkit.formats import FormatError
 from toolkit.models import decoder_blocks
 from toolkit.models.head import HEAD, TILE, head_parts, linears_by_layer
+from toolkit.models.skeleton import read_config, read_generation_config
 from toolkit.records import line
 from toolkit.storage import index
 from toolkit.storage.direct import StoredFile, uncached
@@ -85,7 +87,7 @@ class Store:
         raise FormatError(f"{self.folder}: {HEAD_ROWS} is {rows!r:.99}; expected a number of rows, at least {TILE}")
 
     @cached_property
-    def layers(self) -> Mapping[tuple[int, str], Layer]:
+    def layers(self) -> Mapping[tuple[int, str], Any]:
         """Each layer's runs, by number and variant."""
         runs: dict[tuple[int, str], list[OpRun]] = {}
         for run in self.index.ops:
@@ -124,6 +126,16 @@ class Store:
         return sum(piece.nbytes for run in runs for piece in (*run.pieces.values(), *run.extras.values()))
 
     @property
+    def ops_bytes(self) -> int:
+        """The bytes of all layers in all variants."""
+        return sum(run.nbytes for run in self.index.ops)
+
+    @property
+    def largest_bytes(self) -> int:
+        """The bytes of the largest weight when dense."""
+        return max((run.dense_bytes for run in self.index.ops), default=0)
+
+    @property
     def rest_bytes(self) -> int:
         """The bytes on the disk of all tensors beside the ops' weights."""
         return sum(run.nbytes for run in self.index.rest)
@@ -141,6 +153,23 @@ class Store:
         for run in self.index.rest:
             if run.name not in without:
                 yield run.name, views(run.pieces, self._content(run))[run.name]
+
+    def config(self):
+        """The configuration of transformers. Raises `UserError` as `read_config` does."""
+        runs = [*self.index.ops, *self.index.rest]
+        return read_config(self.model_folder, [piece.shape for run in runs for piece in run.pieces.values()])
+
+    def generation_config(self):
+        """The settings of `generate`; None if there are none. Raises `UserError` as `read_generation_config` does."""
+        return read_generation_config(self.model_folder)
+
+    def row(self, name: str, number: int) -> Tensor:
+        """One row [1, columns] of a matrix beside the ops' weights. Raises `ChangedError` if its shard has changed."""
+        run = next(run for run in self.index.rest if run.name == name)
+        piece = run.pieces[name]
+        nbytes = piece.nbytes // piece.shape[0]
+        data = self.shards[run.shard].content(run.offset + piece.offset + number * nbytes, nbytes)
+        return torch.from_numpy(data).view(piece.dtype)[None]
 
     def verify(self, *variants: str) -> None:
         """Read every byte, compare checksums, and check that each packed weight of these variants agrees with itself.

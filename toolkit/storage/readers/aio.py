@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from toolkit.errors import UserError
-from toolkit.storage.chunks import Chunks, read_one
+from toolkit.storage.chunks import Chunks, is_end, read_one
 from toolkit.storage.direct import StoredFile
 from toolkit.storage.readers.base import HostReader, at_least_one
 
@@ -44,7 +44,9 @@ class Aio(HostReader):
     def _read_all(self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]) -> None:
         while True:
             results = self._read_many(descriptor, chunks, target)
+            ends = chunks.offsets + chunks.sizes
             again = np.flatnonzero(results != chunks.sizes)
+            again = [at for at in again if not is_end(descriptor, chunks.offsets[at] + results[at], ends[at])]
             if not len(again):
                 return
             chunks = chunks.at(again)

@@ -1,0 +1,157 @@
+"""Tensors that lie in a file at any byte, and the reads of whole blocks that bring some of them together.
+
+    layer = FileLayer.of({"self_attn.q_proj": op, ...})
+    reader.read(layer.chunks, buffer)
+    weights = layer.view(buffer)     # op -> Packed, in place
+
+A direct read needs offsets that are whole blocks of 4096 bytes; tensors of a GGUF file lie at multiples of 32. So reads
+are rounded outwards, and tensors that lie next to each other are one read.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, groupby
+from typing import Self
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+
+from toolkit.formats import Packed
+from toolkit.formats.ggml import TYPES
+from toolkit.formats.parted import Parted
+from toolkit.storage.chunks import Chunks
+from toolkit.storage.direct import BLOCK_BYTES, whole_blocks
+from toolkit.storage.runs import Buffer
+
+GAP_BYTES = 64 << 10  # between two tensors that one read brings: it takes less time than another read
+
+
+@dataclass(frozen=True)
+class TensorRange:
+    """A matrix of GGUF blocks: `nbytes` bytes from any `offset` of a file, with its type, such as "Q4_K"."""
+
+    file: str
+    offset: int
+    nbytes: int
+    kind: str
+    shape: tuple[int, int]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.nbytes // self.shape[0]
+
+    def rows(self, first: int, count: int) -> Self:
+        """Some rows of it."""
+        begin = self.offset + first * self.row_bytes
+        return type(self)(self.file, begin, count * self.row_bytes, self.kind, (count, self.shape[1]))
+
+    def view(self, data: Buffer, dtype: torch.dtype) -> Packed:
+        """The matrix, in place, which decodes to `dtype`: `data` starts with its first byte."""
+        data = torch.from_numpy(data) if isinstance(data, np.ndarray) else data
+        return TYPES[self.kind](self.shape, data[: self.nbytes].view(self.shape[0], -1), dtype)
+
+
+@dataclass(frozen=True)
+class FileOp:
+    """A linear whose rows are those of one range or of several; see `Parted` for `source`.
+
+    `dtype` is that of the weight when it is made dense.
+    """
+
+    layer: int
+    op: str
+    dtype: torch.dtype
+    parts: tuple[TensorRange, ...]
+    source: Int64[np.ndarray, " rows"] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+    @property
+    def label(self) -> str:
+        """A name for people."""
+        return f"layer {self.layer} {self.op}"
+
+    @property
+    def scales_dtype(self) -> None:
+        """No integers with scales beside them."""
+        return
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of the matrix when dense."""
+        return self.shape[0] * self.shape[1] * self.dtype.itemsize
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes that `Packed.dense_in` needs for it."""
+        return self.dense_bytes
+
+    def view(self, data: Callable[[TensorRange], Buffer]) -> Packed:
+        """The weight, in place: `data` gives the bytes from the first one of a range on."""
+        parts = tuple(part.view(data(part), self.dtype) for part in self.parts)
+        return Parted(parts, self.source) if parts[1:] or self.source is not None else parts[0]
+
+
+@dataclass(frozen=True)
+class FileLayer:
+    """Ops that are read together. `places` says where in the buffer each range begins."""
+
+    ops: Mapping[str, FileOp]
+    chunks: Sequence[Chunks]
+    nbytes: int
+    places: Mapping[TensorRange, int]
+
+    @classmethod
+    def of(cls, ops: Mapping[str, FileOp]) -> Self:
+        """The layer of these ops."""
+        ranges = sorted({part for op in ops.values() for part in op.parts}, key=lambda part: (part.file, part.offset))
+        chunks, places, end = [], {}, 0
+        for file, members in groupby(ranges, key=lambda part: part.file):
+            spans = list(_spans(members))
+            firsts = np.array([first for first, _, _ in spans])
+            sizes = np.array([last - first for first, last, _ in spans])
+            starts = np.array([*accumulate(sizes[:-1].tolist(), initial=end)])
+            chunks.append(Chunks(file, firsts, sizes, starts))
+            for (first, _, inside), start in zip(spans, starts.tolist(), strict=True):
+                places |= {part: start + part.offset - first for part in inside}
+            end += int(sizes.sum())
+        return cls(ops, chunks, end, places)
+
+    def view(self, buffer: Buffer) -> dict[str, Packed]:
+        """The packed weight of each op, in place: `buffer` holds what was read."""
+        return {name: op.view(lambda part: buffer[self.places[part] :]) for name, op in self.ops.items()}
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of the largest weight when dense."""
+        return max(op.dense_bytes for op in self.ops.values())
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes that the largest weight needs to be made dense."""
+        return max(op.scratch_bytes for op in self.ops.values())
+
+    @cached_property
+    def shard(self) -> str:
+        """The file of the first op."""
+        return self.chunks[0].shard
+
+
+def _spans(ranges: Iterable[TensorRange]) -> Iterable[tuple[int, int, list[TensorRange]]]:
+    """Whole blocks, first and last byte, that hold ranges of one file, which come in order."""
+    first, last, inside = 0, -1, []
+    for part in ranges:
+        begin = part.offset // BLOCK_BYTES * BLOCK_BYTES
+        if inside and begin - last > GAP_BYTES:
+            yield first, last, inside
+            inside = []
+        first, last = begin if not inside else first, whole_blocks(part.offset + part.nbytes)
+        inside.append(part)
+    if inside:
+        yield first, last, inside
