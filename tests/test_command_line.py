@@ -114,7 +114,7 @@ def test_a_plan_tries_its_first_ways_and_says_which_one_fails(model, capfd):
     table = pd.DataFrame(rows, columns=["way", "tokens_s", "runs_here"]).assign(gpu=False)
     table["within"] = table["way"] != "int8"  # which the plan has before the others
     trial(
-        Recommendation(open_target(str(model)), 20_000_000, table, (), "", (), ()),
+        Recommendation(open_target(str(model)), 20_000_000, table, (), (), ()),
         Namespace(tries=2, gguf=None, text="wiki-slice"),
     )
     heading, dense, spqr = capfd.readouterr().out.splitlines()[-3:]

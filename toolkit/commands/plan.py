@@ -1,7 +1,7 @@
 """`python -m toolkit plan`: the best ways for this model on this machine, before anything is packed.
 
 It measures the machine once, which takes one to two minutes, and predicts the speed of every way of running the model
-within the given memory. A price in quality is measured: with this model, or with the embedded model that is named.
+within the given memory. A price in quality is measured with this model; that of another model is marked as a guess.
 """
 
 import argparse
@@ -20,17 +20,6 @@ if TYPE_CHECKING:
 
     from toolkit.planner.plan import Recommendation
 
-SHOWN = {
-    "way": "way",
-    "tokens_s": "tokens/s",
-    "range": "range",
-    "first_s": "first token s",
-    "read_mb": "MB read a token",
-    "dram_mb": "MB in DRAM",
-    "relative": "perplexity ×",
-    "quality_of": "measured with",
-    "limit": "limit",
-}
 ROWS = 8
 
 
@@ -93,6 +82,7 @@ def plan(options: argparse.Namespace) -> None:
 
 def _elsewhere(options: argparse.Namespace, dram_bytes: int | None, device_bytes: int | None, loss: float) -> None:
     """Print what another machine can reach at most."""
+    from toolkit.commands.plan_table import plan_table
     from toolkit.costs.hardware import profile
     from toolkit.planner.by_bytes import best_elsewhere, resized
     from toolkit.planner.target import open_target
@@ -106,9 +96,12 @@ def _elsewhere(options: argparse.Namespace, dram_bytes: int | None, device_bytes
     if options.json:
         print(table.to_json(orient="records", indent=1))
         return
-    print(f"{options.model} on {options.machine}: limits by bytes, modelled; nothing was measured there\n")
-    shown = table.drop(columns=["model", "profile", "evidence"]).rename(columns={"tokens_s": "tokens/s at most"})
-    print(shown.to_string(index=False, float_format="{:.3g}".format, na_rep="–"))
+    print(f"{options.model} on {options.machine}: limits by bytes, modelled; nothing was measured there")
+    named = table["way"][0] if table["within"][0] else None  # the fastest within the loss
+    table = table.sort_values("tokens_s", ascending=False, kind="stable").assign(at_best=True)
+    print(plan_table(table, [named], "device", "dram", "storage"))
+    if named:
+        print(f"\nWithin a loss of {loss:.0%}, {named} is the fastest.")
 
 
 def _show_bounds(bounds: "pd.DataFrame") -> None:
@@ -131,32 +124,31 @@ def _share(text: str) -> float:
 
 
 def _show(found: "Recommendation", rows: int | None) -> None:
-    """Print the table and the advice; so many ways, or all."""
+    """Print the table, the ways to take, and the advice; the fastest so many ways and those to take, or all."""
+    from toolkit.commands.plan_table import plan_table, wrapped
+
     target, table = found.target, found.table
     size = f"{target.nbytes / 1e9:.2f} GB in {8 * target.dtype_bytes:.0f} bits"
-    print(f"{target.name}: {size}; {found.dram_bytes / 1e9:.2f} GB of DRAM; speeds are modelled\n")
-    shown = table[:rows]
-    shown = shown.assign(range=[_range(row) for _, row in shown.iterrows()])
-    shown["tokens_s"] = [f"{'≤ ' if row.at_best else ''}{row.tokens_s:.3g}" for row in shown.itertuples()]
-    for column, form in {"first_s": "{:.2g}", "read_mb": "{:,.0f}", "dram_mb": "{:,.0f}", "relative": "{:.2f}"}.items():
-        shown[column] = ["–" if value != value else form.format(value) for value in shown[column]]
-    print(shown[[*SHOWN]].rename(columns=SHOWN).to_string(index=False))
-    print(f"\n{found.why}")
+    print(f"{target.name}: {size}; {found.dram_bytes / 1e9:.2f} GB of DRAM. Speeds are modelled.")
+    named = [choice.way for choice in found.choices]
+    shown = table if rows is None else table[(table.index < rows) | table["way"].isin(named)]
+    print(plan_table(shown, named, "range", "first", "read", "in DRAM", "limit"))
+    if len(shown) < len(table):
+        print(f"{len(table) - len(shown)} more ways: --all shows them")
+    for choice in found.choices:
+        print(f"\n{wrapped(choice.why)}")
+        for command in choice.commands:
+            print(f"    {command}")
+    print()
     for line in found.advice:
-        print(line[0].upper() + line[1:] + ".")
-    for command in found.commands:
-        print(f"    {command}")
+        print(wrapped(line))
     for line in found.left_out[:rows]:
         print(f"left out: {line}")
-
-
-def _range(row) -> str:
-    return "–" if row["low"] != row["low"] else f"{row['low']:.3g} to {row['high']:.3g}"
 
 
 def _plain(found: "Recommendation") -> dict[str, object]:
     """The plan as JSON has it; numbers that are not known are null."""
     rows = found.table.astype(object).where(found.table.notna(), None).to_dict("records")
     about = {"model": found.target.name, "model_bytes": found.target.nbytes, "dram_bytes": found.dram_bytes}
-    said = {"why": found.why, "commands": list(found.commands), "advice": list(found.advice)}
-    return about | {"ways": rows, "left_out": list(found.left_out)} | said
+    choices = [{"way": it.way, "why": it.why, "commands": list(it.commands)} for it in found.choices]
+    return about | {"ways": rows, "left_out": list(found.left_out), "choices": choices, "advice": list(found.advice)}

@@ -68,9 +68,11 @@ def trial(found: "Recommendation", options: Namespace) -> None:
 
 
 def _chosen(found: "Recommendation") -> Iterator[tuple["PlannedWay", float]]:
-    """The ways to try, those within the loss first, each with the tokens a second that the plan predicts."""
+    """The ways to try: those that the plan names, then those within the loss; each with its predicted tokens/s."""
     known = {way.name: way for way in found.target.ways}
-    for row in found.table.sort_values("within", ascending=False, kind="stable").itertuples():
+    named = found.table["way"].isin([choice.way for choice in found.choices])
+    order = found.table.assign(named=named).sort_values(["named", "within"], ascending=False, kind="stable")
+    for row in order.itertuples():
         if row.runs_here and not row.gpu:
             yield known[row.way], row.tokens_s
 

@@ -26,6 +26,7 @@ from toolkit.planner.ways import EXPERTS, NEURONS, RIVAL, STREAMED, PlannedWay, 
 
 GPU, CUDA = "GPU", "--device cuda"  # what limits, and the option of `run`
 OF_DRAM = 0.9  # of its capacity, for weights
+SHARES = ("device", "dram", "storage")
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def best_elsewhere(target: Target, machine: Profile, loss: float, text: str = TE
     """A row for each way that can run, the quickest within the loss first, if any is.
 
     Columns: model, profile, way, tokens_s, device, dram and storage (shares), relative (perplexity, NaN if nobody has
-    measured it), within (the loss), evidence.
+    measured it), quality_of (the measured model), guess (that is another one), within (the loss), evidence.
     """
     rows = []
     for way in ways(bool(target.shape.experts)):
@@ -167,9 +168,11 @@ def best_elsewhere(target: Target, machine: Profile, loss: float, text: str = TE
             placed = limit_elsewhere(target.shape, way, machine)
         except UserError:
             continue
-        relative = price_of(target, way, text).ratio
-        row = {"way": way.name, "tokens_s": 1 / placed.seconds, "relative": relative, "within": relative <= 1 + loss}
-        rows.append(row | {name: getattr(placed, name) for name in ("device", "dram", "storage")})
-    table = pd.DataFrame(rows, columns=["way", "tokens_s", "relative", "within", "device", "dram", "storage"])
+        price = price_of(target, way, text)
+        row = {"way": way.name, "tokens_s": 1 / placed.seconds, "relative": price.ratio}
+        row |= {"within": price.ratio <= 1 + loss, "quality_of": price.model, "guess": price.guess}
+        rows.append(row | {name: getattr(placed, name) for name in SHARES})
+    columns = ["way", "tokens_s", "relative", "within", "quality_of", "guess", *SHARES]
+    table = pd.DataFrame(rows, columns=columns)
     table = table.sort_values(["within", "tokens_s"], ascending=False, kind="stable").reset_index(drop=True)
     return table.assign(model=target.name, profile=machine.id, evidence="modelled")

@@ -1,17 +1,15 @@
-"""A plan: every way of running this model on this machine, with its speed and its price, the best first.
+"""A plan: every way of running this model on this machine, with its speed and its price, and the ways to take.
 
     found = plan(open_target("llama2-7b"), dram_bytes=6_000_000_000)
-    found.table     # a row a way
-    found.why       # one sentence
-    found.commands  # they pack and run the first way
+    found.table     # a row a way, the fastest first
+    found.choices   # the fastest way within the loss, and a faster one just above it, with their commands
 
 Speeds are modelled from rates that are measured once (`toolkit.planner.rates`). Their ranges come from
 the notebook `beyond/planner`, which measures how far off such predictions are. Quality is measured, of this model or of
 an embedded one that is named (`toolkit.planner.prices`).
 """
 
-import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, nan
 
@@ -22,9 +20,10 @@ from toolkit.costs.probe import describe
 from toolkit.errors import UserError
 from toolkit.planner import sizes
 from toolkit.planner.by_bytes import CUDA, bounds, gpu_ways, limit_on_gpu
+from toolkit.planner.choices import Choice, choose, digits, just_above, price_text, size_text
 from toolkit.planner.prices import TEXT, Quality, price_of
 from toolkit.planner.rates import are_kept
-from toolkit.planner.speed import Machine, Speed, dram_for_weights, speed, this_machine
+from toolkit.planner.speed import Speed, dram_for_weights, speed, this_machine
 from toolkit.planner.target import Target
 from toolkit.planner.ways import RIVAL, PlannedWay
 from toolkit.quality.corpora import check_corpus
@@ -41,26 +40,23 @@ RACED = "beyond/planner/table.csv"  # of results
 class Recommendation:
     """The ways for a model on a machine.
 
-    table: a row a way, the way to take first, then those that no other way beats in both speed and quality, then the
-        rest. Columns: way; tokens_s, low and high (tokens a second; the range is NaN where `beyond/planner` measured
-        too few such ways); first_s (until the first token after a prompt); read_mb (from the disk, a token); dram_mb
-        (of weights and buffers); memory (share of layers or experts in memory); limit ("disk", "DRAM", "compute", "GPU"
-        or "copies"); relative (perplexity over that of the dense model; NaN if nobody has measured it), relative_low,
-        relative_high, quality_of (the model that it was measured with, or why that does not count); at_best (the speed
-        is a limit by bytes, not a prediction); gpu; front; within (the loss); rival (of llama.cpp); runs_here;
-        evidence.
+    table: a row a way, the fastest first. Columns: way; tokens_s, low and high (tokens a second; the range is NaN where
+        `beyond/planner` measured too few such ways); first_s (until the first token after a prompt); read_mb (from the
+        disk, a token); dram_mb (of weights and buffers); memory (share of layers or experts in memory); limit ("disk",
+        "DRAM", "compute", "GPU" or "copies"); relative (perplexity over that of the dense model; NaN if nobody has
+        measured it), relative_low, relative_high, quality_of (the model that it was measured with, or why that does not
+        count), guess (that is another model); at_best (the speed is a limit by bytes, not a prediction); gpu; within
+        (the loss); rival (of llama.cpp); runs_here; evidence.
     left_out: for each way that does not fit, a sentence that says how much it takes.
-    why: one sentence on the first way, and what limits it.
-    commands: what packs and runs the first way; empty where the toolkit does not run it.
-    advice: what else would help.
+    choices: the way to take, and a faster one at a price just above the loss, if there is one.
+    advice: what else would help, a sentence each.
     """
 
     target: Target
     dram_bytes: int
     table: pd.DataFrame
     left_out: tuple[str, ...]
-    why: str
-    commands: tuple[str, ...]
+    choices: tuple[Choice, ...]
     advice: tuple[str, ...]
 
 
@@ -116,18 +112,14 @@ def plan(
         rows.append(row | {"gpu": way.name in on_gpu})
     if not any(row["runs_here"] for row in rows):
         raise _too_small(target, dram)
-    table = _ordered(pd.DataFrame(rows), loss)
-    best = table.iloc[0]
-    chosen = (known | on_gpu)[best["way"]]
-    return Recommendation(
-        target,
-        dram,
-        table,
-        tuple(left_out),
-        _why(best, loss),
-        _commands(target, chosen, dram_bytes, device_bytes),
-        tuple(_advice(target, table, chosen, here)),
-    )
+    table = pd.DataFrame(rows).sort_values("tokens_s", ascending=False, kind="stable", ignore_index=True)
+    table["within"] = table["relative"] <= 1 + loss
+    limits = {"--dram": dram_bytes, "--device-memory": device_bytes}
+    choices = tuple(choose(table, loss, target, known | on_gpu, limits))
+    first = known.get(choices[0].way)
+    spare = sizes.footprint(target.shape, first).all_bytes - here.dram_bytes if first else 0
+    advice = tuple(_advice(target, table, choices, loss, spare, here.rates.disturbed))
+    return Recommendation(target, dram, table, tuple(left_out), choices, advice)
 
 
 def measured_ranges() -> dict[str, tuple[float, float]]:
@@ -153,27 +145,8 @@ def _row(way: PlannedWay, found: Speed, quality: Quality, ratios: tuple[float, f
     row |= {"first_s": found.first_s, "read_mb": found.read_bytes / 1e6, "dram_mb": found.dram_bytes / 1e6}
     row |= {"memory": found.held, "limit": found.limit, "at_best": found.at_best, "runs_here": way.runs_here}
     row |= {"relative": quality.ratio, "relative_low": quality.low, "relative_high": quality.high}
-    return row | {"quality_of": quality.model, "rival": way.kind == RIVAL, "evidence": "modelled"}
-
-
-def _ordered(table: pd.DataFrame, loss: float) -> pd.DataFrame:
-    """The fastest way within the loss first, then the others on the front by speed, then the rest by speed.
-
-    A way with a limit instead of a prediction comes first only if there is no other.
-    """
-    known = table["relative"].notna()
-    predicted, within = ~table["at_best"].astype(bool), table["relative"] <= 1 + loss
-    front = []
-    for number, row in table.iterrows():
-        beaten = known & (table["tokens_s"] > row["tokens_s"]) & (table["relative"] <= row["relative"])
-        front.append(known[number] and not (beaten & (predicted | row["at_best"])).any())  # a limit beats no prediction
-    table = table.assign(front=front, within=within)
-    choice = within & predicted if (within & predicted).any() else within  # llama.cpp in 16 bits costs nothing
-    first = table["tokens_s"].where(choice).idxmax()
-    order = table.assign(first=table.index == first).sort_values(
-        ["first", "front", "tokens_s"], ascending=False, kind="stable"
-    )
-    return order.drop(columns="first").reset_index(drop=True)
+    row |= {"quality_of": quality.model, "guess": quality.guess}
+    return row | {"rival": way.kind == RIVAL, "evidence": "modelled"}
 
 
 def _too_small(target: Target, dram_bytes: int) -> UserError:
@@ -186,57 +159,31 @@ def _too_small(target: Target, dram_bytes: int) -> UserError:
     )
 
 
-def _why(best: pd.Series, loss: float) -> str:
-    limits = {
-        "disk": f"the disk limits it: each token reads {best['read_mb']:.0f} MB",
-        "DRAM": "the bandwidth of DRAM limits it",
-        "compute": "the processor limits it: products take longer than their bytes",
-        "GPU": "the bandwidth of the GPU's memory limits it",
-        "copies": "copies from DRAM to the GPU limit it",
-    }
-    price = f"perplexity × {best['relative']:.2f}, measured with {best['quality_of']}"
-    at_best = " by bytes, which is a limit and no prediction," if best["at_best"] else ""
-    return f"{best['way']} is the fastest way{at_best} within a loss of {loss:.0%} ({price}); {limits[best['limit']]}."
+def _advice(
+    target: Target, table: pd.DataFrame, choices: Sequence[Choice], loss: float, missing_bytes: int, disturbed: float
+) -> Iterator[str]:
+    """Further help: other software, weights, or more memory. `missing_bytes` would hold all of the first choice."""
+    if not target.loadable and any(choice.commands for choice in choices):
+        yield "MODEL is the folder, or the id on the hub, that has the weights."
+    # within the loss, and just above it, what is not among the choices, but may be faster than they
+    others = table[table["rival"] | table["gpu"]]
+    for place, choice in zip((others["within"], just_above(others, loss)), (choices[0], choices[-1]), strict=True):
+        faster = others[place & (others["tokens_s"] > choice.row["tokens_s"])]
+        for _, most in faster.groupby(["rival", "gpu"], sort=False).head(1).iterrows():
+            yield _faster(most)
+    if target.loadable and any(choice.row["guess"] for choice in choices):
+        yield f"--measure evaluates {target.name} itself, in place of guesses."
+    if disturbed >= BUSY:
+        yield "The machine was measured beside other work: plan again with --fresh when it is idle."
+    if choices[0].row["limit"] == "disk" and missing_bytes > 0:
+        more = size_text(missing_bytes)
+        yield f"{more} more of DRAM would hold all of {choices[0].way}, so that no token waits for the disk."
 
 
-def _commands(target: Target, way: PlannedWay, dram_bytes: int | None, device_bytes: int | None) -> tuple[str, ...]:
-    """The commands; with MODEL in them for a model whose weights are not at hand."""
-    if way.pack is None:
-        return ()
-    pack = f"python -m toolkit pack {shlex.quote(target.name) if target.loadable else 'MODEL'} {way.pack} --out packed"
-    limits = {"--dram": dram_bytes, "--device-memory": device_bytes if CUDA in way.run else None}
-    caps = [f"{option} {nbytes / 1e6:.10g}MB" for option, nbytes in limits.items() if nbytes]
-    return pack, " ".join(['python -m toolkit run packed --prompt "The library of Alexandria"', *caps, way.run]).strip()
-
-
-def _advice(target: Target, table: pd.DataFrame, first: PlannedWay, machine: Machine) -> list[str]:
-    """Further help: other software, weights, or more memory."""
-    found, best = [], table.iloc[0]
-    if best["rival"]:
-        found.append(f"take {best['way']}: at this price nothing here is faster")
-    elif not target.loadable:
-        found.append("MODEL is the folder, or the id on the hub, that has the weights")
-    faster = table[table["within"] & table["at_best"].astype(bool) & (table["tokens_s"] > best["tokens_s"])]
-    for _, most in faster.sort_values("tokens_s", ascending=False).groupby("rival", sort=False).head(1).iterrows():
-        words = f"perhaps faster: {most['way']}, {most['tokens_s']:.3g} tokens/s at most by its bytes"
-        how = f" (`run` with `{CUDA}`)" if most["gpu"] and not most["rival"] else ""
-        found.append(f"{words}{how}; nothing was measured with this GPU" if most["gpu"] else words)
-    dearer = table[table["runs_here"] & ~table["at_best"].astype(bool) & ~table["within"] & table["relative"].notna()]
-    dearer = dearer[dearer["tokens_s"] > best["tokens_s"]]
-    if len(dearer):
-        least = dearer.loc[dearer["relative"].idxmin()]
-        price = f"perplexity × {least['relative']:.2f}, measured with {least['quality_of']}"
-        found.append(f"faster at a higher price: {least['way']}, {least['tokens_s']:.3g} tokens/s ({price})")
-    if target.loadable and best["quality_of"] != target.name:
-        found.append(f"the price was measured with {best['quality_of']}: --measure evaluates {target.name} itself")
-    if machine.rates.disturbed >= BUSY:
-        found.append("the machine was measured beside other work: plan again with --fresh when it is idle")
-    if best["limit"] == "disk":
-        more = sizes.footprint(target.shape, first).all_bytes - machine.dram_bytes
-        if more > 0:
-            found.append(f"{_size(more)} more of DRAM would hold all of it, so that no token waits for the disk")
-    return found
-
-
-def _size(nbytes: float) -> str:
-    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"
+def _faster(row: pd.Series) -> str:
+    """A sentence on a way that may be faster than a choice."""
+    speed = f"{digits(row['tokens_s'])} tokens/s"
+    speed = f"Perhaps faster: {row['way']}, at most {speed}" if row["at_best"] else f"Faster: {row['way']}, {speed}"
+    how = f" (`run` with `{CUDA}`)" if row["gpu"] and not row["rival"] else ""
+    unknown = "; nothing was measured with this GPU" if row["gpu"] else ""
+    return f"{speed}{how}{unknown}. {price_text(row)}"

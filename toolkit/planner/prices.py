@@ -3,13 +3,13 @@
     price_of(open_target("llama2-70b"), way)                   # of qwen2.5-coder-1.5b, and says so
     price_of(open_target("smollm2-135m"), way, measure=True)   # measured now, and kept
 
-A measurement of the model itself on this machine comes first, then its price in the kept results, then that of the
-embedded model of the nearest size. A price with a packed head stands in for one without, which is not higher. `python
--m toolkit.planner.prices` writes `data/quality/prices.csv` from the tables of `results/reference`, a row for each
-measurement of a perplexity. Columns: model, treatment (`toolkit.planner.treatments`), bits (a weight of the decoder
-linears; NaN if the source does not say), perplexity, dense_perplexity (of the same text and windows), ratio_error
-(standard error of the logarithm of their ratio, window by window), corpus, sequence_length, windows, source (notebook),
-machine.
+A measurement of the model itself on this machine comes first, then its price in the kept results. The price of another
+model, the embedded one of the nearest size, is a guess, and says so. A price with a packed head stands in for one
+without, which is not higher. `python -m toolkit.planner.prices` writes `data/quality/prices.csv` from the tables of
+`results/reference`, a row for each measurement of a perplexity. Columns: model, treatment
+(`toolkit.planner.treatments`), bits (a weight of the decoder linears; NaN if the source does not say), perplexity,
+dense_perplexity (of the same text and windows), ratio_error (standard error of the logarithm of their ratio, window by
+window), corpus, sequence_length, windows, source (notebook), machine.
 """
 
 import json
@@ -63,6 +63,7 @@ class Quality:
     `ratio` is perplexity over that of the model as it is published, NaN if nobody has measured it; `low` and `high` are
     the range over machines, with the standard error window by window where that is known. `model` is the measured
     model, or the reason why its measurement does not count. `bits`: per decoder weight of the measured model, if known.
+    `guess`: the price is that of another model.
     """
 
     ratio: float
@@ -70,6 +71,7 @@ class Quality:
     high: float
     model: str
     bits: float | None = None
+    guess: bool = False
 
 
 def price_of(target: Target, way: PlannedWay, text: str = TEXT, measure: bool = False) -> Quality:
@@ -122,7 +124,8 @@ def _in_kept_results(target: Target, way: PlannedWay) -> Quality:
     rows = max((rows for _, rows in texts), key=_weight)
     ratios, errors = rows["perplexity"] / rows["dense_perplexity"], rows["ratio_error"].fillna(0).map(exp)
     low, high, bits = (ratios / errors).min(), (ratios * errors).max(), rows["bits"].median()
-    return Quality(float(ratios.median()), float(low), float(high), model, None if isnan(bits) else float(bits))
+    guess = model != target.name
+    return Quality(float(ratios.median()), float(low), float(high), model, None if isnan(bits) else float(bits), guess)
 
 
 def _weight(rows: pd.DataFrame) -> tuple[int, int]:

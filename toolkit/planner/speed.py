@@ -125,7 +125,7 @@ def _layers(shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.
     seconds = max(long - short, compute_s + machine.rates.slowdown * read_s)
     first_s = max(read_s, _prompt_s(shape, machine, prompt_tokens)) + head_s
     held = memory.fixed_bytes + sizes.layers_bytes(memory, stay)
-    limit = _limit(machine, sizes.token_bytes(shape, way), compute_s, read_s)
+    limit = _limit(machine, sizes.token_bytes(shape, way), compute_s, read, read_s)
     return Speed(seconds, first_s, read, held, stay / memory.units, limit)
 
 
@@ -166,8 +166,9 @@ def _neurons(
     all_s = memory.units * block / GB / rates.read.gb_s  # of a prompt that needs nearly every neuron
     first_s = all_s + _prompt_s(shape, machine, prompt_tokens)
     dram = round(memory.fixed_bytes + held * memory.units * memory.unit_bytes)
-    limit = _limit(machine, dense_bytes + shape.layers * multiplied, compute_s, read_s)
-    return Speed(compute_s + read_s, first_s, round(shape.layers * loaded * block), dram, held, limit)
+    read = round(shape.layers * loaded * block)
+    limit = _limit(machine, dense_bytes + shape.layers * multiplied, compute_s, read, read_s)
+    return Speed(compute_s + read_s, first_s, read, dram, held, limit)
 
 
 def _experts(
@@ -183,8 +184,8 @@ def _experts(
         _prompt_s(shape, machine, prompt_tokens),
     )
     dram = round(memory.fixed_bytes + held * memory.units * memory.unit_bytes)
-    limit = _limit(machine, sizes.token_bytes(shape, way), compute_s, read_s)
     read = round(missed * memory.unit_bytes)
+    limit = _limit(machine, sizes.token_bytes(shape, way), compute_s, read, read_s)
     return Speed(read_s + compute_s, first_s, read, dram, held, limit, at_best=not way.runs_here)
 
 
@@ -213,7 +214,7 @@ def _rival(shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.F
         compute_s = cost.seconds(shape.layers, used - head) + head / GB / machine.rates.rival[F16].gb_s
     all_s = memory.unit_bytes * (1 - held) / GB / machine.rates.read.gb_s
     first_s = max(all_s, _prompt_s(shape, machine, prompt_tokens))
-    dram, limit = round(held * memory.unit_bytes), "disk" if read_s > compute_s else "DRAM"
+    dram, limit = round(held * memory.unit_bytes), _limit(machine, used, compute_s, read, read_s)
     return Speed(max(read_s, compute_s), first_s, read, dram, held, limit, at_best=held < 1 or not cost)
 
 
@@ -228,8 +229,14 @@ def _prompt_s(shape: ModelShape, machine: Machine, tokens: int) -> float:
     return OPERATIONS * tokens * sizes.used_weights(shape) / rate
 
 
-def _limit(machine: Machine, nbytes: float, compute_s: float, read_s: float) -> str:
-    """The limit of a token: reads, the bandwidth of memory, or the work on the bytes that memory holds."""
+def _limit(machine: Machine, nbytes: float, compute_s: float, read: float, read_s: float) -> str:
+    """The limit of a token of so many bytes: reads, the bandwidth of memory, or the work on the bytes there.
+
+    Bytes from the disk pass through memory as well. So memory does not limit a token most of whose bytes are read,
+    whatever the rates say: then they were measured beside other work.
+    """
     if read_s > compute_s:
         return "disk"
-    return "DRAM" if nbytes / GB / machine.profile.dram.bandwidth_gb_s > compute_s / 2 else "compute"
+    if nbytes / GB / machine.profile.dram.bandwidth_gb_s <= compute_s / 2:
+        return "compute"
+    return "disk" if read > nbytes / 2 else "DRAM"

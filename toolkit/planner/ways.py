@@ -72,20 +72,19 @@ def ways(experts: bool, zeros: Sequence[float] = ()) -> list[PlannedWay]:
 
 
 def _of_layers() -> Iterator[PlannedWay]:
-    packed = "--weights packed"
     dense = "--method dense --format dense"
-    yield PlannedWay("dense", STREAMED, "dense", f"dense{PACKED}", pack=dense, run=packed)
-    int8 = {"dtype": INT8, "bits": 8, "run": packed}
+    yield PlannedWay("dense", STREAMED, "dense", f"dense{PACKED}", pack=dense)
+    int8 = {"dtype": INT8, "bits": 8}
     plain = PlannedWay("int8", STREAMED, "int8", f"dense{PACKED}", pack=f"{dense} --int8", **int8)
     yield from _with_head(plain, "int8")
     for share in SPARSITIES:
         prune, name = f"--method sparsegpt --sparsity {share}", f"endor, {share:.0%} zeros".replace("%", " %")
         pruned = {"sparsity": share, "pack": prune}
-        yield PlannedWay(name, STREAMED, f"sparsegpt {share:g}", f"endor{PACKED}", **pruned, run=packed)
+        yield PlannedWay(name, STREAMED, f"sparsegpt {share:g}", f"endor{PACKED}", **pruned)
         pruned["pack"] += " --int8"
         both = PlannedWay(f"{name}, int8", STREAMED, f"sparsegpt {share:g} int8", f"endor{PACKED}", **pruned, **int8)
         yield from _with_head(both, "int8") if share == WITH_HEAD else (both,)
-    two_four = {"sparsity": 0.5, "pack": "--method sparsegpt --pattern 2:4", "run": packed}
+    two_four = {"sparsity": 0.5, "pack": "--method sparsegpt --pattern 2:4"}
     yield PlannedWay("endor, 2:4", STREAMED, "sparsegpt 2:4", f"endor{PACKED}", **two_four)
     spqr = PlannedWay("spqr, 3 bits", STREAMED, "spqr", f"spqr{PACKED}", bits=3, pack="--method spqr")
     yield from _with_head(spqr, "spqr")
