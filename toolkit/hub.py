@@ -21,6 +21,7 @@ from toolkit.records import line
 warnings.filterwarnings("ignore", message="IProgress not found")
 
 NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a model folder's own code
+NO_TOKENIZER = "it holds no tokenizer that transformers can read, such as a tokenizer.json"
 UNUSED = ("accelerate", "hqq", "kernels", "peft", "scipy", "sklearn", "torch_distributed", "vision")
 BASES = ("numba", "transformers.modeling_layers", "transformers.generation.utils")  # what every model needs
 HIDDEN = ("PIL", "scipy")  # packages that transformers and Numba import wherever they are installed
@@ -106,10 +107,25 @@ def reason(error: BaseException) -> str:
         return "it holds no safetensors files, and pickled weights are not read, since they can run code; convert it"
     if "ignore_mismatched_sizes" in words:
         return "its tensors have other shapes than its config says"
+    if "instantiate the backend tokenizer" in words:
+        return NO_TOKENIZER
     first = line((str(error).strip().splitlines() or [""])[0]).rstrip(".:")
     if isinstance(error, ValueError | RuntimeError | OSError) and first:
         return first
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def read_tokenizer(place: str | os.PathLike, **options):
+    """The tokenizer of a folder or an id, by `options` of `from_pretrained`. Raises `UserError` for one without words.
+
+    transformers makes an empty one for some folders that have none. Its other errors pass.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(place, **NO_CODE, **options)
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise UserError(NO_TOKENIZER)
+    return tokenizer
 
 
 @contextlib.contextmanager

@@ -5,7 +5,9 @@ import os
 import shutil
 
 import pytest
+import safetensors
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests import naive_sparse_bitmask as naive
@@ -167,6 +169,18 @@ def test_indices_that_do_not_fit(llama, change):
     shutil.copy(llama / "model-00002-of-00003.safetensors", llama / SHARD)
     with refused("lacks tensor"):
         open_checkpoint(llama)
+
+
+def test_a_file_is_opened_no_oftener_for_more_tensors(llama, monkeypatch):
+    """A header may name a hundred thousand tensors, and opening a file parses it."""
+    opened = []
+    monkeypatch.setattr(safetensors, "safe_open", lambda path, **kind: opened.append(path) or safe_open(path, **kind))
+    checkpoint = open_checkpoint(llama)
+    checkpoint.shapes()
+    assert len(list(checkpoint.tensors())) > 20
+    times = {path.name: opened.count(path) for path in opened}
+    assert len(times) == 3
+    assert max(times.values()) <= 4
 
 
 def test_parts_that_do_not_agree(types):

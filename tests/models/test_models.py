@@ -129,6 +129,30 @@ def test_tensors_that_do_not_fit_the_config_are_named(tmp_path):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("call", [load_model, check_model])
+@pytest.mark.parametrize("file", ["../other/model.safetensors", "/etc/model.safetensors", "", 7])
+def test_an_index_names_files_of_its_folder_alone(tmp_path, call, file):
+    for place in ("model", "other"):
+        write_family("Qwen2", tmp_path / place, torch.float32)
+    name = "model.norm.weight"
+    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(tmp_path / "model" / "model.safetensors"), file)}
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "model-1.safetensors")
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=rf"index.json: names {file} for '{name}|expected the name of a file beside it"):
+        call(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("lost", ["tokenizer.json", "tokenizer*"])
+def test_a_model_without_a_tokenizer_is_refused_before_its_weights_are_read(tmp_path, lost):
+    """Of the tokenizer's settings alone transformers makes one without words."""
+    write_family("Qwen2", tmp_path, torch.float32)
+    for file in tmp_path.glob(lost):
+        file.unlink()
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(UserError, match=r"it holds no tokenizer that transformers can read, such as a tokenizer.json$"):
+        load_model(str(tmp_path))
+
+
 @pytest.mark.parametrize(("family", "words"), {"BERT": "depend on later tokens", "BART": "encoder-decoder"}.items())
 def test_what_reads_later_tokens_is_refused(tmp_path, family, words):
     write_family(family, tmp_path, torch.float32)

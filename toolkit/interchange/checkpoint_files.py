@@ -16,9 +16,10 @@ from toolkit.formats import FormatError
 from toolkit.formats.endor import Endor
 from toolkit.formats.sparse_bitmask import SparseBitmask
 from toolkit.formats.spqr import SpQRMatrix
+from toolkit.models.weight_map import INDEX, weight_map
 from toolkit.records import line, load_json, regular_size
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 PICKLED = (".pt", ".pth", ".bin")
 SHARD_BYTES = 5 * 10**9
 
@@ -51,9 +52,8 @@ class Checkpoint:
 
     def tensor(self, name: str) -> Tensor:
         """One tensor, dense. Raises `UserError` for an unknown name, `FormatError` if it is damaged."""
-        if name in self.stored:
-            return read_tensor(self.stored[name], name).clone()  # the library's tensors are views of the file
-        return self._read(name).decode()
+        with TensorFiles() as files:
+            return self._dense(name, files)
 
     def packed(self, name: str) -> Endor | SpQRMatrix:
         """One packed weight, in the form that its kernels take; a weight of spqr_quant is fp16.
@@ -61,30 +61,87 @@ class Checkpoint:
         Raises `UserError` for a name that is unknown or not packed, or elements of a type that `Endor` does not hold;
         `FormatError` if it is damaged.
         """
-        found = self._read(name)
+        with TensorFiles() as files:
+            found = self._read(name, files)
         return found.to_endor() if isinstance(found, SparseBitmask) else found
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All tensors, dense, one after the other. Only one is in memory at a time, unless the caller keeps them."""
-        for name in self.names:
-            yield name, self.tensor(name)
+        with TensorFiles() as files:
+            for name in self.names:
+                yield name, self._dense(name, files)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each tensor when dense, by name, from the files' headers. Raises `FormatError`."""
-        others = [name for name in self.names if name not in self.matrices]
-        return dict(self.matrices) | {name: tensor_shape(self.stored[name], name) for name in others}
+        others = {name: self.stored[name] for name in self.names if name not in self.matrices}
+        return dict(self.matrices) | stored_shapes(others)
 
-    def _read(self, name: str) -> SparseBitmask | SpQRMatrix:
+    def _dense(self, name: str, files: "TensorFiles") -> Tensor:
+        if name in self.stored:
+            return files.tensor(self.stored[name], name).clone()  # the library's tensors are views of the file
+        return self._read(name, files).decode()
+
+    def _read(self, name: str, files: "TensorFiles") -> SparseBitmask | SpQRMatrix:
         if name not in self.matrices:
             kind = "is not packed" if name in self.stored else "does not exist"
             raise UserError(f"{self.folder}: tensor {name!r} {kind}; the names are in .names and .packed_names")
         named = {part: f"{name.removesuffix('.weight')}.{part}" for part in self.parts}
-        files = {part: self.stored[key] for part, key in named.items() if key in self.stored}
-        tensors = {part: read_tensor(file, named[part]).clone() for part, file in files.items()}
+        held = {part: self.stored[key] for part, key in named.items() if key in self.stored}
+        tensors = {part: files.tensor(file, named[part]).clone() for part, file in held.items()}
         try:
             return self.unpack(tensors, self.matrices[name])
         except (ValueError, RuntimeError) as error:
-            raise FormatError(f"{files[self.parts[1]]}: inconsistent weight {name!r}: {line(error)}") from error
+            raise FormatError(f"{held[self.parts[1]]}: inconsistent weight {name!r}: {line(error)}") from error
+
+
+class TensorFiles(contextlib.AbstractContextManager):
+    """Safetensors files that stay open in a block.
+
+    A header may name a hundred thousand tensors, and takes a second to parse. So each file is opened once.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[Path, Any] = {}
+
+    def __exit__(self, *error) -> None:
+        """Close them."""
+        self._files.clear()
+
+    def names(self, path: Path) -> list[str]:
+        """The tensors of a file. Raises `FormatError` if it is damaged."""
+        with _readable(str(path)):
+            return self._open(path).keys()
+
+    def tensor(self, path: Path, name: str) -> Tensor:
+        """One tensor, a view of the file. Raises `FormatError` if it is damaged."""
+        with _readable(f"{path}: tensor {name!r}"):
+            return self._open(path).get_tensor(name)
+
+    def shape(self, path: Path, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, from the file's header. Raises `FormatError` if it is damaged."""
+        with _readable(f"{path}: tensor {name!r}"):
+            return tuple(self._open(path).get_slice(name).get_shape())
+
+    def _open(self, path: Path) -> Any:
+        from safetensors import safe_open
+
+        if path not in self._files:
+            check_memory(regular_size(path), str(path))
+            self._files[path] = safe_open(path, framework="pt")
+        return self._files[path]
+
+
+@contextlib.contextmanager
+def _readable(what: str) -> Iterator[None]:
+    """Turn an error of a damaged file into a `FormatError` that names `what`."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except UserError:
+        raise
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+        raise FormatError(f"{what} cannot be read: {line(error)}") from error
 
 
 def module_of(name: str, parts: Sequence[str]) -> str:
@@ -121,52 +178,29 @@ def stored_tensors(folder: Path) -> dict[str, Path]:
 
 def names_in(path: Path) -> dict[str, Path]:
     """The tensors of one file, each with the file. Raises `FormatError` if it is damaged."""
-    with _opened(path, str(path)) as file:
-        return dict.fromkeys(file.keys(), path)
+    with TensorFiles() as files:
+        return dict.fromkeys(files.names(path), path)
+
+
+def stored_shapes(stored: Mapping[str, Path]) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor in its file. Raises `FormatError` if one is damaged."""
+    with TensorFiles() as files:
+        return {name: files.shape(path, name) for name, path in stored.items()}
 
 
 def _in_shards(index: Path) -> dict[str, Path]:
     if not index.exists():
         raise FormatError(f"{index.parent}: holds neither {SINGLE} nor {INDEX}")
-    weight_map = read_object(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise FormatError(f"{index}: has no weight_map")
+    places = weight_map(index, FormatError)
     held: dict[str, Mapping[str, Path]] = {}
-    for name, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard:
-            raise FormatError(f"{index}: names {line(shard)} for {name!r}; expected the name of a file beside it")
+    for name, shard in places.items():
         if shard not in held:
             if not (index.parent / shard).is_file():
                 raise FormatError(f"{index}: names {shard!r}, which does not exist")
             held[shard] = names_in(index.parent / shard)
         if name not in held[shard]:
             raise FormatError(f"{index.parent / shard}: lacks tensor {name!r}, which {INDEX} says it holds")
-    return {name: index.parent / shard for name, shard in weight_map.items()}
-
-
-def read_tensor(path: Path, name: str) -> Tensor:
-    """One tensor, a view of the file. Raises `FormatError` if it is damaged."""
-    with _opened(path, f"{path}: tensor {name!r}") as file:
-        return file.get_tensor(name)
-
-
-def tensor_shape(path: Path, name: str) -> tuple[int, ...]:
-    """The shape of a tensor, from the file's header. Raises `FormatError` if it is damaged."""
-    with _opened(path, f"{path}: tensor {name!r}") as file:
-        return tuple(file.get_slice(name).get_shape())
-
-
-@contextlib.contextmanager
-def _opened(path: Path, what: str) -> Iterator[Any]:
-    """Open a safetensors file. Errors become a `FormatError` that names `what`."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        check_memory(regular_size(path), str(path))
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
-        raise FormatError(f"{what} cannot be read: {line(error)}") from error
+    return {name: index.parent / shard for name, shard in places.items()}
 
 
 def read_object(path: Path) -> dict:
@@ -210,8 +244,8 @@ class Shards:
         for number, name in enumerate(final):
             os.replace(self._part(number), self.folder / name)
         if self.count > 1:
-            weight_map = {name: final[number] for name, number in self.number_of.items()}
-            write_object(self.folder / INDEX, {"metadata": {"total_size": self.total_bytes}, "weight_map": weight_map})
+            places = {name: final[number] for name, number in self.number_of.items()}
+            write_object(self.folder / INDEX, {"metadata": {"total_size": self.total_bytes}, "weight_map": places})
 
     def _flush(self) -> None:
         from safetensors.torch import save_file

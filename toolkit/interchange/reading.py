@@ -12,7 +12,7 @@ from toolkit.errors import UserError
 from toolkit.files import check_memory, path_of
 from toolkit.formats import FormatError
 from toolkit.formats.sparse_bitmask import PARTS, SparseBitmask
-from toolkit.interchange.checkpoint_files import Checkpoint, packed_modules, read_object, read_tensor, stored_tensors
+from toolkit.interchange.checkpoint_files import Checkpoint, TensorFiles, packed_modules, read_object, stored_tensors
 from toolkit.interchange.spqr_quant import METHOD, open_spqr_quant
 from toolkit.models.gguf import read_tokenizer
 from toolkit.models.gguf_header import read_header
@@ -39,7 +39,9 @@ def open_checkpoint(folder: str | os.PathLike) -> Checkpoint:
     _check_format(folder / CONFIG, config)
     stored = stored_tensors(folder)
     named = {f"{module}.weight": f"{module}.shape" for module in packed_modules(stored, PARTS)}
-    shapes = {name: tuple(read_tensor(stored[shape], shape).flatten().tolist()) for name, shape in named.items()}
+    with TensorFiles() as files:
+        values = {name: files.tensor(stored[shape], shape) for name, shape in named.items()}
+        shapes = {name: tuple(value.flatten().tolist()) for name, value in values.items()}
     return Checkpoint(folder, config, stored, PARTS, shapes, lambda tensors, _: SparseBitmask.from_tensors(tensors))
 
 
@@ -76,15 +78,13 @@ def load_dense_model(folder: str | os.PathLike, dtype: torch.dtype | str = "auto
 
 def load_tokenizer(folder: str | os.PathLike) -> object:
     """The tokenizer beside a checkpoint, or in a GGUF file. Raises `UserError` if transformers knows none there."""
-    from transformers import AutoTokenizer
-
     from toolkit import hub
 
     if path_of(folder).is_file():
         with hub.quiet():
             return read_tokenizer(read_header(path_of(folder)))
     with hub.foreign_code(folder, "no tokenizer can be read"), hub.quiet():
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, **hub.NO_CODE)
+        return hub.read_tokenizer(folder, local_files_only=True)
 
 
 def _check_shapes(folder: Path, shapes: Mapping[str, tuple[int, ...]], model: nn.Module) -> None:

@@ -33,8 +33,8 @@ from toolkit.interchange.checkpoint_files import (
     own,
     packed_modules,
     read_object,
+    stored_shapes,
     stored_tensors,
-    tensor_shape,
     write_object,
 )
 from toolkit.kernels.spqr import TILE, tiles
@@ -157,7 +157,7 @@ def _check_layout(path: Path, entry: object) -> None:
 
 def _model_shapes(folder: Path, stored: Mapping[str, Path]) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors of the model that config.json describes."""
-    config = read_config(folder, [tensor_shape(file, name) for name, file in stored.items()])
+    config = read_config(folder, stored_shapes(stored).values())
     vars(config).pop("quantization_config", None)
     found: dict[str, tuple[int, ...]] = {}
 

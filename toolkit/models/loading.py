@@ -20,6 +20,7 @@ from toolkit.models import adapters, upcycled
 from toolkit.models.blocks import cast_parameters
 from toolkit.models.cutting import cut_for_good
 from toolkit.models.plain import plain
+from toolkit.models.weight_map import INDEX, weight_map
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,14 +69,14 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     _decoder_config(name, place, options)
     first = torch.float32 if parts else dtype  # the sums of weights and differences are rounded once
     with _loading(name, options):
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM
 
         settings = {"dtype": first, "use_safetensors": True, "output_loading_info": True}
+        tokenizer = hub.read_tokenizer(place, **options)  # first: weights may take minutes
         # transformers also looks for an adapter; without these options it waits half a minute for a hub that is away
         model, report = AutoModelForCausalLM.from_pretrained(
             place, adapter_kwargs=dict(options), **settings, **hub.NO_CODE, **options
         )
-        tokenizer = AutoTokenizer.from_pretrained(place, **hub.NO_CODE, **options)
     _check_complete(name, report)
     plain(model)
     if parts:
@@ -104,7 +105,17 @@ def _decoder_config(name: str, place: str, options: dict):
     config = _config(name, place, options)
     if config.is_encoder_decoder:
         raise UserError(f"model {name!r} is an encoder-decoder ({config.model_type}); choose a decoder-only model")
+    if Path(place).is_dir():
+        _check_weights(name, Path(place))
     return config
+
+
+def _check_weights(name: str, folder: Path) -> None:
+    """Raise `UserError` for a folder without safetensors files, or whose index names files of another folder."""
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(f"cannot load model {name!r}: it holds no *.safetensors file; pickled weights are not read")
+    if (folder / INDEX).is_file():
+        weight_map(folder / INDEX)
 
 
 def _check_tokenizer(name: str) -> None:
@@ -143,8 +154,6 @@ def check_model(name: str) -> None:
         _check_gguf(name, file)
         return
     _decoder_config(name, *_place(name))
-    if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
-        raise UserError(f"cannot load model {name!r}: it holds no *.safetensors file; pickled weights are not read")
 
 
 def read_config(name: str):
