@@ -6,6 +6,7 @@ order in which fp32 sums are added. Types of single numbers (`PLAIN`) are multip
 
 Ways to multiply:
 
+    avx512  the toolkit's own kernels, for fourteen types: `cpu_avx512.WIDE` and `NARROW`
     ggml    ggml's own functions, of the build that `toolkit.kernels.blocks.ggml` finds; all types
     gguf    decodes by the package `gguf` for each product: slow, and vectors are not rounded
 """
@@ -21,9 +22,9 @@ from jaxtyping import Float, Float32, UInt8
 from torch import Tensor
 
 from toolkit.kernels import dense
-from toolkit.kernels.blocks import cpu, ggml
+from toolkit.kernels.blocks import cpu, cpu_avx512, ggml
 from toolkit.kernels.blocks.layout import LAYOUTS, PLAIN, ROUNDED, BlockLayout
-from toolkit.kernels.engine.backends import CPU, Backend, Backends, expect, operands
+from toolkit.kernels.engine.backends import AVX2, CPU, Backend, Backends, expect, operands
 from toolkit.kernels.engine.elements import FLOAT_BITS
 from toolkit.kernels.engine.parallel import Product, Task, over_rows
 
@@ -99,6 +100,11 @@ def backends(name: str) -> Backends:
     return Backends({way: backend for way, backend in BACKENDS.items() if backend.knows(name)}, for_gpus=())
 
 
+def _by_avx512(name: str, data: np.ndarray, x: np.ndarray, y: np.ndarray) -> Product:
+    task = _prepared(cpu_avx512.rounding(name), x, partial(cpu_avx512.preparing, name))
+    return Product(Task(cpu_avx512.product(name), (data, *task.arguments[-3:], y), len(data), data.nbytes), (task,))
+
+
 def _by_ggml(name: str, data: np.ndarray, x: np.ndarray, y: np.ndarray) -> Product:
     of_ggml = ggml.functions(name)
     task = _prepared(of_ggml.rounded, x, partial(_rounding, of_ggml))
@@ -151,7 +157,11 @@ class BlocksBackend(Backend):
     knows: Callable[[str], object]  # whether it multiplies a type, by its name
 
 
-BACKENDS = {
-    "ggml": BlocksBackend(frozenset(), _by_ggml, ggml.functions),
-    "gguf": BlocksBackend(frozenset(), _by_gguf, bool),
-}
+BACKENDS = Backends(
+    {
+        "avx512": BlocksBackend(AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512vnni"}, _by_avx512, cpu_avx512.knows),
+        "ggml": BlocksBackend(frozenset(), _by_ggml, ggml.functions),
+        "gguf": BlocksBackend(frozenset(), _by_gguf, bool),
+    },
+    for_gpus=(),
+)
