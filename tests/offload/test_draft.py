@@ -203,16 +203,54 @@ def test_a_target_by_neuron_reads_what_all_tokens_of_a_check_need(tmp_path, tigh
     assert torch.equal(text, packed.expected(**GREEDY))
 
 
-def test_what_a_draft_cannot_do_is_refused(folders, tmp_path):
+@pytest.mark.parametrize("draft_tokens", [5, None])
+def test_a_draft_with_a_cache_of_its_own_reads_what_was_checked(folders, monkeypatch, draft_tokens):
+    """The same weights, so every token is accepted: also those after rejected ones would be."""
     model, folder = folders
-    pack_model(pruned("qwen3"), tmp_path / "other")
+    monkeypatch.setattr("toolkit.offload.model.shares_cache", lambda *models: False)
+    text, counts = drafted(folder / "dense", folder / "endor", draft_tokens=draft_tokens)
+    assert torch.equal(text, model.generate(PROMPT, **GREEDY))
+    assert counts.acceptance == 1
+
+
+def test_a_draft_with_a_cache_of_its_own_forgets_what_was_rejected(folders, monkeypatch):
+    """Every second drafted token is wrong, so passes of three accept one token and none in turn."""
+    model, folder = folders
+    monkeypatch.setattr("toolkit.offload.model.shares_cache", lambda *models: False)
+    with OffloadedModel.open(folder / "endor") as small, OffloadedModel.open(folder / "dense", beside=small) as target:
+        forward, calls = small.model.forward, []
+
+        def wrong_in_turn(**inputs):
+            found = forward(**inputs)
+            calls.append(None)
+            found.logits = found.logits.roll(len(calls) % 2, -1)  # the first call reads the prompt
+            return found
+
+        monkeypatch.setattr(small.model, "forward", wrong_in_turn)
+        text = target.generate(PROMPT, draft=small, draft_tokens=3, **GREEDY)
+        counts = target.speculation
+    assert torch.equal(text, model.generate(PROMPT, **GREEDY))
+    assert abs(counts.accepted - counts.passes / 2) <= 1
+
+
+def test_another_model_of_the_same_vocabulary_drafts(folders, tmp_path):
+    """It has other layers, heads and weights; what it drafts is checked like anything else."""
+    model, folder = folders
+    pack_model(pruned("qwen3"), tmp_path / "other", Linears(("endor",)))
+    text, counts = drafted(folder / "dense", tmp_path / "other", draft_tokens=3)
+    assert torch.equal(text, model.generate(PROMPT, **GREEDY))
+    assert counts.drafted > 2 * counts.passes
+
+
+def test_what_a_draft_cannot_do_is_refused(folders):
+    folder = folders[1]
     with OffloadedModel.open(folder / "endor") as small, OffloadedModel.open(folder / "dense") as target:
         for wrong in ({"draft_tokens": 0}, {"return_dict_in_generate": True}):
             with pytest.raises(UserError, match=next(iter(wrong))):
                 target.generate(PROMPT, draft=small, **GREEDY, **wrong)
         with pytest.raises(UserError, match="one text"):
             target.generate(PROMPT.expand(2, -1), draft=small, **GREEDY)
-        with OffloadedModel.open(tmp_path / "other") as other:
-            if other.model.config.head_dim != getattr(model.config, "head_dim", None):
-                with pytest.raises(UserError, match="same model"):
-                    target.generate(PROMPT, draft=other, **GREEDY)
+        other = small.model.config
+        other.get_text_config().vocab_size += 1
+        with pytest.raises(UserError, match=r"words, the model .* smaller model of the same vocabulary"):
+            target.generate(PROMPT, draft=small, **GREEDY)

@@ -55,9 +55,9 @@ limits. Its sums run in another order, so the last digits differ, and now and th
 --neurons held computes with all neurons that memory holds then, also those that earlier tokens needed, as LLM in a
 flash does: they may repair what a predictor misses, and the text depends on --dram and on what was generated before.
 
---draft FOLDER2 has that copy propose tokens, and the model of the folder check several of them in one pass. The text is
-the full model's own. The copy has to fit whole into --dram, beside what the model itself needs; what both have in
-common, such as embeddings and head, is held once.
+--draft FOLDER2 has that copy, or a smaller model of the same vocabulary, propose tokens, and the model of the folder
+check several of them in one pass. The text is the full model's own. The draft has to fit whole into --dram, beside what
+the model itself needs; what both have in common, such as embeddings and head, is held once. Either may be a GGUF file.
 """
 
 
@@ -83,7 +83,7 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--neurons", choices=NEURONS, help=which)
     readers = "default: aio, or threads where the system has none; kvikio reads straight into a GPU"
     parser.add_argument("--reader", choices=READERS, help=readers)
-    parser.add_argument("--draft", type=Path, metavar="FOLDER2", help="a packed copy of the same model; see below")
+    parser.add_argument("--draft", type=Path, metavar="FOLDER2", help="a packed copy or a smaller model; see below")
     parser.add_argument("--draft-tokens", type=whole, help="drafted a pass (default: while a further one is worth it)")
     parser.add_argument("--compare", action="store_true", help="a table of all ways, and llama.cpp, instead of text")
     gguf = "a GGUF file that llama.cpp runs in --compare (default: the one that was packed, if it was one)"

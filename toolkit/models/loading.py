@@ -318,7 +318,12 @@ def _dequantise(name: str, file: Callable[[], Path], folder: Path) -> None:
         tokenizer.save_pretrained(folder)
 
 
-WEIGHTS = {"smollm2-135m": 134_515_008, "gemma3-270m": 268_098_176, "qwen2.5-coder-1.5b": 1_777_088_000}
+WEIGHTS = {
+    "smollm2-135m": 134_515_008,
+    "gemma3-270m": 268_098_176,
+    "qwen2.5-coder-0.5b": 630_167_424,
+    "qwen2.5-coder-1.5b": 1_777_088_000,
+}
 PARTS = ("smollm2-135m-sparse90", "smollm2-135m-moe-upcycled")  # made by toolkit.recovery
 MODELS = {name: Model(name, weights) for name, weights in WEIGHTS.items()}
 MODELS |= {name: Model("smollm2-135m", WEIGHTS["smollm2-135m"], name) for name in PARTS}

@@ -1,12 +1,15 @@
-"""Speculative decoding with a packed copy of the same model as the draft (LLM in a flash, section 5.2; SubSpec, 2025).
+"""Speculative decoding with a packed copy of the same model as the draft, or with a smaller model of the same words.
+
+LLM in a flash, section 5.2, takes a smaller model; SubSpec, 2025, a copy.
 
     with OffloadedModel.open(packed) as draft, OffloadedModel.open(dense, beside=draft) as model:
         tokens = model.generate(**prompt, max_new_tokens=40, draft=draft)
         model.speculation.tokens_a_pass
 
 The draft proposes tokens one by one, and one pass of the full model checks them all: from disk that pass costs about
-the same for one token and for ten. Both models use one key-value cache. The draft sees what the full model has stored
-for every checked token, so it needs no pass over the prompt and no memory of its own.
+the same for one token and for ten. A copy and its model use one key-value cache: the draft sees what the full model
+has stored for every checked token, so it needs no pass over the prompt and no memory of its own. A smaller model has a
+cache of its own.
 
 Greedy text is that of the full model's own passes over several tokens. Sampled text has the full model's distribution
 (Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding", 2023, section 2.3).
@@ -26,7 +29,8 @@ from toolkit.errors import UserError
 MOST_DRAFTED = 24  # tokens a pass
 FIRST_DRAFTED = 4  # in the first pass, when no time and no acceptance is known: the paper's λ
 ROUNDING = 4  # units in the last place of a logit, by which passes over several tokens and over one may differ
-SHARED = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+WORDS = "vocab_size"
+SHARED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 
 Scores = Float[Tensor, " vocabulary"]
 
@@ -73,15 +77,16 @@ class Speculation:
         return (self.accepted + 1) / (self.expected + 1)
 
 
-def check_draft(model: nn.Module, draft: nn.Module) -> None:
-    """Raise `UserError` unless the draft can share the model's key-value cache and vocabulary."""
-    for name in SHARED:
-        here, there = (getattr(found.config.get_text_config(), name, None) for found in (model, draft))
-        if here != there or model.dtype != draft.dtype:
-            raise UserError(
-                f"the draft has {name} {there} in {draft.dtype}, the model {here} in {model.dtype}: expected a packed "
-                "copy of the same model, which shares its key-value cache"
-            )
+def shares_cache(model: nn.Module, draft: nn.Module) -> bool:
+    """Whether a draft can use the model's key-value cache. Raises `UserError` for one of another vocabulary."""
+    here, there = (found.config.get_text_config() for found in (model, draft))
+    if getattr(here, WORDS, None) != getattr(there, WORDS, None):
+        raise UserError(
+            f"the draft has {getattr(there, WORDS, None)} words, the model {getattr(here, WORDS, None)}: expected a "
+            "packed copy of the same model, or a smaller model of the same vocabulary"
+        )
+    same = all(getattr(here, name, None) == getattr(there, name, None) for name in SHARED)
+    return same and model.dtype == draft.dtype
 
 
 class Speculative:
@@ -89,13 +94,15 @@ class Speculative:
 
     `settle(tokens)` is called after each check with the number of tokens that count. `fixed` is how many tokens are
     drafted a pass; None drafts while a further token is worth its time, `MOST_DRAFTED` at most. `streamer` is the one
-    of `generate`, which does not pass it to custom methods.
+    of `generate`, which does not pass it to custom methods. `shares` is what `shares_cache` says.
     """
 
-    def __init__(self, draft: nn.Module, settle: Callable[[int], None], fixed: int | None = None, streamer=None):
+    def __init__(
+        self, draft: nn.Module, settle: Callable[[int], None], fixed: int | None = None, streamer=None, shares=True
+    ):
         if fixed is not None and fixed < 1:
             raise UserError(f"draft_tokens {fixed}: expected 1 or more, or None")
-        self.draft, self.settle, self.fixed, self.streamer = draft, settle, fixed, streamer
+        self.draft, self.settle, self.fixed, self.streamer, self.shares = draft, settle, fixed, streamer, shares
         self.counts = Speculation()
 
     def __call__(
@@ -113,17 +120,27 @@ class Speculative:
         given = input_ids[:, cache.get_seq_length() :]
         logits = model(input_ids=given, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
         _keep_past(cache, generation_config.max_length)
+        own = cache if self.shares else self._read(input_ids, generation_config.max_length)
         text.add(text.choose(text.scores(logits[0, -1])), self.counts)
         while not text.ended:
-            self._pass(model, text, cache, generation_config.max_length)
+            self._pass(model, text, cache, own, generation_config.max_length)
         if self.streamer is not None:
             self.streamer.end()
         return text.ids
 
-    def _pass(self, model: nn.Module, text: "_Text", cache: DynamicCache, most: int) -> None:
+    def _read(self, ids: Tensor, most: int) -> DynamicCache:
+        """The draft's own cache, once it has read the prompt."""
+        own = DynamicCache(config=self.draft.config.get_text_config(decoder=True))
+        self.draft(input_ids=ids, past_key_values=own, use_cache=True, logits_to_keep=1)
+        _keep_past(own, most)
+        return own
+
+    def _pass(self, model: nn.Module, text: "_Text", cache: DynamicCache, own: DynamicCache, most: int) -> None:
         """Draft some tokens, check them in one pass of the model, and add those that it accepts and one more."""
         counts, begun_s = self.counts, time.perf_counter()
-        drafted, proposed, promised = self._drafted(text, cache, most - text.ids.shape[1] - 1)
+        drafted, proposed, promised = self._drafted(text, own, most - text.ids.shape[1] - 1)
+        if own is cache:
+            cache.crop(-len(proposed))
         counts.draft_s += (drafted_s := time.perf_counter()) - begun_s
         given = torch.cat([text.ids[:, -1:], drafted], dim=1)
         logits = model(input_ids=given, past_key_values=cache, use_cache=True).logits[0]
@@ -137,29 +154,28 @@ class Speculative:
             if text.ended or not accepted:
                 break
         cache.crop(added - drafted.shape[1])
+        if own is not cache:  # it lacks the last drafted token, which may count
+            own.crop(min(0, added + 1 - drafted.shape[1]))
         counts.passes, counts.drafted = counts.passes + 1, counts.drafted + drafted.shape[1]
         counts.accepted, counts.expected = counts.accepted + added, counts.expected + sum(promised[: added + 1])
         self.settle(added + 1)
         counts.check_s += time.perf_counter() - drafted_s
 
     def _drafted(
-        self, text: "_Text", cache: DynamicCache, most: int
+        self, text: "_Text", own: DynamicCache, most: int
     ) -> tuple[Int64[Tensor, "1 drafted"], list[Scores], list[float]]:
-        """The drafted tokens, the scores that each was chosen by, and its probability under the draft.
-
-        The cache is as it was afterwards.
-        """
+        """The drafted tokens, the scores that each was chosen by, and its probability under the draft."""
         counts, ids, proposed, promised, chance = self.counts, text.ids, [], [], 1.0
         limit = self.fixed or (MOST_DRAFTED if counts.drafted else FIRST_DRAFTED)
         worth, trust = (0.0 if self.fixed else counts.worth()), counts.trust()
         while len(proposed) < min(limit, most) and chance > worth:
-            logits = self.draft(input_ids=ids[:, -1:], past_key_values=cache, use_cache=True).logits[0, -1]
+            given = ids[:, own.get_seq_length() :]
+            logits = self.draft(input_ids=given, past_key_values=own, use_cache=True).logits[0, -1]
             proposed.append(text.scores(logits, ids))
             token = text.choose(proposed[-1])
             promised.append(float(logits.float().softmax(-1)[token]))
             chance *= min(1.0, promised[-1] * trust)
             ids = torch.cat([ids, ids.new_tensor([[token]])], dim=1)
-        cache.crop(-len(proposed))
         return ids[:, text.ids.shape[1] :], proposed, promised
 
 

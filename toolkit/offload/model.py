@@ -28,7 +28,7 @@ from toolkit.offload.budget import Budget
 from toolkit.offload.by_expert import ByExpert
 from toolkit.offload.by_neuron import ByNeuron
 from toolkit.offload.device import Cpu, Cuda, open_device
-from toolkit.offload.draft import Speculation, Speculative, check_draft
+from toolkit.offload.draft import Speculation, Speculative, shares_cache
 from toolkit.offload.embedding import StoredEmbedding
 from toolkit.offload.held import HeldLayers
 from toolkit.offload.options import Options
@@ -133,10 +133,10 @@ class OffloadedModel(AbstractContextManager):
     ) -> Tensor:
         """Hugging Face's `generate`, without gradients. Tensors are moved to the device first.
 
-        A `draft`, an opened packed copy of this model, proposes `draft_tokens` a pass (None: while a further one is
-        worth its time), and this model checks them in one pass (`toolkit.offload.draft`). Raises `UserError` if another
-        thread runs or closes this model, in a forked child, for ids that the model lacks, and for a draft of another
-        model.
+        A `draft`, an opened packed copy of this model or a smaller one of the same vocabulary, proposes `draft_tokens`
+        a pass (None: while a further one is worth its time), and this model checks them in one pass
+        (`toolkit.offload.draft`). Raises `UserError` if another thread runs or closes this model, in a forked child,
+        for ids that the model lacks, and for a draft of another vocabulary.
         """
         if draft is not None:
             named["custom_generate"] = self._with(draft, draft_tokens, named.get("streamer"))
@@ -146,12 +146,12 @@ class OffloadedModel(AbstractContextManager):
 
     def _with(self, draft: Self, tokens: int | None, streamer: object) -> Speculative:
         """The decoding method that has this draft. Raises `UserError` for one that cannot serve this model."""
-        check_draft(self.model, draft.model)
+        shares = shares_cache(self.model, draft.model)
         if draft.device.tier != self.device.tier:
             raise UserError("the draft is on another device than the model: open both on one device")
         if isinstance(self.strategy, ByNeuron) and self.strategy.learns:
             raise UserError("predictors with a state would learn from tokens that are not accepted: take others")
-        method = Speculative(draft.model, self.strategy.settle, tokens, streamer)
+        method = Speculative(draft.model, self.strategy.settle, tokens, streamer, shares)
         self.speculation = method.counts
         return method
 
