@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
@@ -93,11 +94,23 @@ class Case:
         return model
 
 
-def write(model: nn.Module, case: Case, file: Path, kind: str = "F32", pieces: int = 0, **more: Any) -> None:
+Quantise = Callable[[str, np.ndarray], np.ndarray]
+
+
+def write(
+    model: nn.Module,
+    case: Case,
+    file: Path,
+    kind: str = "F32",
+    pieces: int = 0,
+    quantise: Quantise | None = None,
+    **more: Any,
+) -> None:
     """Write a model as llama.cpp's converter would. Matrices take the type `kind`.
 
     Args:
         pieces: how many tensors a piece of a split file has; 0 writes one file.
+        quantise: makes the blocks of a matrix of that type, bytes [..., bytes of a row]; None takes the package gguf's.
         more: further keys of the architecture, or other values for them.
     """
     writer = gguf.GGUFWriter(file, case.architecture, split_max_tensors=pieces)
@@ -111,7 +124,8 @@ def write(model: nn.Module, case: Case, file: Path, kind: str = "F32", pieces: i
     for name, values in _tensors(model, case.architecture):
         array, matrix = values.detach().float().contiguous().numpy(), values.ndim > 1 and "gate_inp" not in name
         raw = gguf.GGMLQuantizationType[kind] if matrix else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(name, gguf.quants.quantize(array, raw), raw_dtype=raw)
+        blocks = quantise(kind, array) if quantise and matrix else gguf.quants.quantize(array, raw)
+        writer.add_tensor(name, blocks, raw_dtype=raw)
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()
 

@@ -1,20 +1,50 @@
 """GGUF files that run as they are, against transformers' model with the same weights decoded."""
 
 import sys
+from dataclasses import replace
+from itertools import pairwise
+from math import prod
 
 import pytest
 import torch
+import transformers
 
 from toolkit import paths
+from toolkit.errors import UserError
+from toolkit.formats.twins import random_blocks
+from toolkit.hub import NO_CODE
+from toolkit.models.gguf import read
+from toolkit.models.gguf_header import read_header
+from toolkit.offload.linear import MOST_VECTORS
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.options import Demand
 from toolkit.policies.placement import LayerMap
+from toolkit.storage.gguf_store import GgufStore
 
 sys.path.append(str(paths.root() / "benchmarks"))  # as the scripts there find their helpers
 from gguf_files import CASES, WORDS, write
 
 TOKENS = (torch.arange(40) * 37 % WORDS)[None]
 EXACT = 1e-4  # of the logits' standard deviation, with weights decoded
+ROUNDED = 0.05  # of it, with vectors of 8 bits: the median token
+LONG = MOST_VECTORS + 1  # tokens whose weights are decoded
+WIDE = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256}
+KINDS = {  # blocks of 32 elements, of 256, and of one
+    "llama": "Q4_K",
+    "qwen2": "Q6_K",
+    "qwen3moe": "Q4_K",
+    "qwen2moe": "Q5_0",
+    "granitemoe, shared": "Q8_0",
+    "gpt-oss": "MXFP4",
+    "phi3": "Q5_K",
+    "gemma2": "Q4_0",
+    "mixtral": "Q3_K",
+    "glm4": "Q2_K",
+    "minimax-m2": "Q4_1",
+    "command-r": "IQ4_XS",
+    "starcoder2": "F16",
+    "olmo": "BF16",
+}
 LARGE = [name for name in CASES if "blocks" in name]
 MIXTURES = [name for name in CASES if CASES[name].fields.get("num_experts_per_tok")]
 ALIKE = ("llama", "qwen2", "qwen3moe", "gpt-oss")
@@ -22,11 +52,11 @@ ALIKE = ("llama", "qwen2", "qwen3moe", "gpt-oss")
 
 @torch.no_grad()
 def logits(model, tokens=TOKENS):
-    """Logits [tokens, vocabulary] of a prompt, then of one token after the other."""
-    prompt = model(tokens[:, :35], use_cache=True)
+    """Logits [tokens, vocabulary] of a long prompt, of a few tokens, and of one token after the other."""
+    prompt = model(tokens[:, :LONG], use_cache=True)
     found, cache = [prompt.logits[0]], prompt.past_key_values
-    for at in range(35, tokens.shape[1]):
-        found.append(model(tokens[:, at : at + 1], past_key_values=cache, use_cache=True).logits[0])
+    for first, end in pairwise([LONG, LONG + 4, *range(LONG + 5, tokens.shape[1] + 1)]):
+        found.append(model(tokens[:, first:end], past_key_values=cache, use_cache=True).logits[0])
     return torch.cat(found).float()
 
 
@@ -43,6 +73,45 @@ def test_a_file_of_each_architecture_runs_as_it_is(tmp_path, name):
         assert difference(logits(opened.model), logits(original)) < EXACT
 
 
+def random_file(name, kind, file):
+    """A file whose matrices are random blocks, and transformers' model with what they decode to.
+
+    Its sizes are such that rows are whole blocks of 256.
+    """
+    wide = {key: 256 for key in CASES[name].fields if key.endswith("intermediate_size")}
+    case = replace(CASES[name], fields=dict(CASES[name].fields) | WIDE | wide)
+
+    def quantise(kind, array):
+        *outer, rows, columns = array.shape
+        count = rows * prod(outer)
+        blocks = random_blocks(kind, count, columns, seed=count, deviation=columns**-0.5)
+        return blocks.data.numpy().reshape(*outer, rows, -1)
+
+    write(case.model(), case, file, kind, quantise=quantise)
+    found, _ = read(read_header(file), torch.float32)
+    model = transformers.AutoModelForCausalLM.from_config(found.config, dtype=torch.float32, **NO_CODE).eval()
+    model.load_state_dict(found.state_dict())
+    return model
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS.items())
+def test_blocks_of_each_type_give_the_logits_of_what_they_decode_to(tmp_path, name, kind):
+    """Decoded to the last digits, multiplied up to vectors of 8 bits; from disk the same as in memory."""
+    expected = logits(random_file(name, kind, file := tmp_path / "model.gguf"))
+    if name not in MIXTURES:
+        with OffloadedModel.open(file, "gguf") as opened:
+            assert difference(logits(opened.model), expected) < EXACT
+    with OffloadedModel.open(file) as opened:
+        found = logits(opened.model)
+        layers = len(opened.placement.tiers) if opened.placement else 0
+    error = (found - expected)[LONG:].square().mean(1).sqrt() / expected.std()
+    assert float(error.median()) < ROUNDED
+    assert bool((error > 0).all()) or kind in ("F16", "BF16")
+    nothing = {"placement": LayerMap(0, 0, layers)} if layers else {"demand": Demand(window=0)}
+    with OffloadedModel.open(file, **nothing) as opened:
+        assert torch.equal(logits(opened.model), found)
+
+
 @pytest.mark.parametrize("name", ALIKE)
 def test_the_least_memory_gives_the_same_logits(tmp_path, name):
     """Nothing stays: layers, or experts, come from the disk again and again, of several files."""
@@ -57,3 +126,39 @@ def test_the_least_memory_gives_the_same_logits(tmp_path, name):
             assert torch.equal(found, logits(whole.model))
             assert difference(found, logits(original)) < EXACT
             assert sum(it[2] for it in opened.timeline.nearest() if it[0] == "read") > whole.store.ops_bytes
+
+
+@pytest.mark.parametrize("name", ["llama, tied", "qwen3moe"])
+def test_greedy_text_is_that_of_the_model_in_memory(tmp_path, name):
+    original = CASES[name].model()
+    write(original, CASES[name], file := tmp_path / "model.gguf")
+    settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    with OffloadedModel.open(file) as opened:
+        assert torch.equal(opened.generate(TOKENS, **settings), original.generate(TOKENS, **settings))
+        assert opened.tokenizer.decode(opened.tokenizer("the he")["input_ids"]) == "the he"
+
+
+def test_nothing_is_written(tmp_path, monkeypatch):
+    """Neither beside the file nor into the toolkit's cache."""
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path / "cache"))
+    write(CASES["llama"].model(), CASES["llama"], file := tmp_path / "model.gguf")
+    with OffloadedModel.open(file) as opened:
+        logits(opened.model)
+    written = {path.relative_to(tmp_path).parts[:2] for path in tmp_path.rglob("*") if path.is_file()}
+    assert written <= {("model.gguf",), ("cache", "compiled"), ("cache", "measured")}
+
+
+def test_what_cannot_run_as_it_is_says_what_can(tmp_path):
+    write(CASES["llama"].model(), CASES["llama"], file := tmp_path / "model.gguf")
+    header = read_header(file)
+    falcon = replace(header, metadata={"general.architecture": "falcon", "tokenizer.ggml.model": "gpt2"})
+    with pytest.raises(UserError, match=r"'falcon' do not run as they are, only those of arcee, .*: pack it first"):
+        GgufStore.of(falcon)
+    kinds = {name: replace(tensor, kind="Q1_0") for name, tensor in header.tensors.items() if "attn_q." in name}
+    with pytest.raises(UserError, match=r"'blk.0.attn_q.weight' has type Q1_0"):
+        GgufStore.of(replace(header, tensors=header.tensors | kinds))
+    with pytest.raises(UserError, match="leave demand out"):
+        OffloadedModel.open(file, demand=Demand())
+    file.write_bytes(file.read_bytes()[:-2000])
+    with pytest.raises(UserError, match="cut short"):
+        OffloadedModel.open(file)

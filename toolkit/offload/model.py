@@ -42,7 +42,7 @@ from toolkit.policies.placement import LayerMap
 from toolkit.quality.vocabulary import check_vocabulary
 from toolkit.storage import experts, neuron_packing
 from toolkit.storage.buffers import aligned_buffer
-from toolkit.storage.gguf_store import open_store
+from toolkit.storage.gguf_store import GgufStore, open_store
 from toolkit.storage.readers import open_reader
 from toolkit.storage.store import Store
 from toolkit.timeline import Recorder, Timeline
@@ -94,6 +94,10 @@ class OffloadedModel(AbstractContextManager):
             store, recorder = open_store(folder), Recorder()
             variant = store.variants[0] if len(store.variants) == 1 else ""
             common = {} if beside is None else _common(store, beside)
+            if options.on_gpu and isinstance(store, GgufStore):
+                raise UserError(
+                    f"{store.folder} is a GGUF file, whose blocks the CPU reads and multiplies: take device cpu"
+                )
             held = _held(store, variant) if variant in STRATEGIES and store.head_rows else None
             if held is not None and options.on_gpu:
                 raise UserError(
@@ -269,7 +273,7 @@ def _budgets(options: Options, device: Cpu | Cuda, beside: OffloadedModel | None
 
 def _held(store: Store, variant: str) -> HeldLayers:
     """The packed layers beside the neurons or experts of a store."""
-    if GGUF in {found for _, found in store.layers}:
+    if isinstance(store, GgufStore):
         return HeldLayers(store, {number: layer for (number, found), layer in store.layers.items() if found == GGUF})
     layers = {number: layer for (number, found), layer in store.layers.items() if found == variant}
     return HeldLayers(store, {number: layer for number, layer in layers.items() if HEAD in layer.ops})

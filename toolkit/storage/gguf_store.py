@@ -106,12 +106,15 @@ class GgufStore(Store):
 
     @classmethod
     def open(cls, folder: str | os.PathLike) -> Self:
-        """Read the header, and find the place of each weight.
+        """Read the header, and find the place of each weight. Raises what `read_header` and `of` raise."""
+        return cls.of(read_header(path_of(folder)))
 
-        Raises `UserError` for a file that is damaged, of an architecture that cannot be read in blocks, or with blocks
-        of an unknown type.
+    @classmethod
+    def of(cls, header: GgufHeader) -> Self:
+        """The store of a file whose header was read.
+
+        Raises `UserError` for an architecture that cannot be read in blocks, and for blocks of an unknown type.
         """
-        header = read_header(path_of(folder))
         try:
             check_header(header)
             if header.architecture not in FAMILIES:
@@ -120,7 +123,7 @@ class GgufStore(Store):
                     f"{', '.join(sorted(FAMILIES))}: pack it first"
                 )
             dtype = torch.float32 if header.weights < LARGE else torch.bfloat16
-            model, placed = plan(header, dtype)
+            model, placed = plan(header)
             contents, rows = _indexed(model, placed, dtype)
         except UserError as error:
             raise UserError(f"{header.file}: {error}") from error
