@@ -1,9 +1,11 @@
 """`sparse-offload run` in memory cgroups: whether each process runs or refuses in a line, and none is killed.
 
-    python benchmarks/memory_limits.py FOLDER... [--draft FOLDER]
+    python benchmarks/memory_limits.py FOLDER... [--draft FOLDER] [--limits 600 800 1200]
 
-Folders are what `pack` wrote. Each runs as a whole process within 0.6, 0.8 and 1.2 GB without swap, with and without
-`--dram`, with a short prompt, a long one, and 300 new tokens. It needs root, or a delegated cgroup: status 77 without.
+Folders are what `pack` wrote, or GGUF files. Each runs as a whole process in a memory cgroup of each limit without
+swap: with `--memory` of exactly the cgroup's size, with a short prompt, one of some 2,000 tokens, and 300 new tokens;
+then without it, with and without `--dram`. `peak` is what the process says, `group` what the cgroup counts beside
+pages of files, 20 times a second. `share` is the peak over the limit: weights fill it where the folder is large enough. It needs root, or a delegated cgroup: status 77 without.
 """
 
 import argparse
@@ -11,6 +13,8 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,8 +26,10 @@ from toolkit.measure.memory_group import MemoryGroup, missing
 
 SKIPPED = 77
 SENTENCE = "The library of Alexandria was a big one. "
-LONG = 165  # sentences: some 1,500 tokens
+LONG = 215  # sentences: some 2,000 tokens
 KILLED = (-9, 137)
+PERIOD_S = 0.05
+LIMIT = "{limit:.0f}MB"  # of the process: the cgroup's own
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,10 @@ class Result:
     options: str
     verdict: str
     peak: float
+    group: float
+    share: float
     predicted: float
+    tokens_s: float
     line: str
 
 
@@ -52,7 +61,7 @@ def main() -> int:
                 results.append(_run(folder, limit, more))
                 print(f"{folder} {limit:.0f} MB {results[-1].options}: {results[-1].verdict}", flush=True)
     table = pd.DataFrame(map(asdict, results))
-    print(table.to_string(index=False, float_format="{:.0f}".format, na_rep="–", max_colwidth=90))
+    print(table.to_string(index=False, float_format="{:.4g}".format, na_rep="–", max_colwidth=90))
     reports.save("memory_limits", {"results": [asdict(result) for result in results]})
     return int(bool(set(table["verdict"]) - {"ran", "refused"}))
 
@@ -69,36 +78,49 @@ def _options() -> argparse.Namespace:
 
 
 def _variants(options: argparse.Namespace) -> Iterator[dict[str, str]]:
-    """Options of `run`: each budget with a short prompt; without one, a long prompt, a long text and a draft, too."""
+    """Options of `run`: those with the limit of the process, then each budget with a short prompt, or without one."""
+    of_process = {"--memory": LIMIT}
+    yield of_process | {"--max-new-tokens": "4"}
+    yield of_process | {"--prompt": SENTENCE * LONG, "--max-new-tokens": "4"}
+    yield of_process | {"--max-new-tokens": str(options.tokens)}
+    if options.draft:
+        yield of_process | {"--draft": str(options.draft), "--max-new-tokens": str(options.tokens)}
     yield {"--max-new-tokens": "4"}
     for dram in options.dram:
         yield {"--dram": dram, "--max-new-tokens": "4"}
     yield {"--prompt": SENTENCE * LONG, "--max-new-tokens": "4"}
-    yield {"--max-new-tokens": str(options.tokens)}
-    if options.draft:
-        yield {"--draft": str(options.draft), "--max-new-tokens": "8"}
 
 
 def _run(folder: Path, limit: float, more: dict[str, str]) -> Result:
-    given = {"--prompt": SENTENCE} | more
+    given = {"--prompt": SENTENCE} | {name: value.format(limit=limit) for name, value in more.items()}
     words = [word for pair in given.items() for word in pair]
     command = [sys.executable, "-P", "-m", "toolkit", "run", str(folder), *words]
-    with MemoryGroup() as group:
+    with MemoryGroup() as group, tempfile.TemporaryFile("w+") as said:
         group.limit(int(limit * 1e6))
-        done = subprocess.run(
-            command, preexec_fn=lambda: group.add(os.getpid()), capture_output=True, text=True, check=False
+        process = subprocess.Popen(
+            command, preexec_fn=lambda: group.add(os.getpid()), stdout=subprocess.DEVNULL, stderr=said
         )
-    verdict = {0: "ran", 2: "refused"}.get(done.returncode, "failed")
-    verdict = "KILLED" if done.returncode in KILLED else verdict
-    others = [f"{name} {value}" for name, value in more.items() if name != "--prompt"]
+        other = 0
+        while process.poll() is None:
+            other = max(other, group.other_bytes)
+            time.sleep(PERIOD_S)
+        said.seek(0)
+        stderr = said.read()
+    verdict = {0: "ran", 2: "refused"}.get(process.returncode, "failed")
+    verdict = "KILLED" if process.returncode in KILLED else verdict
+    others = [f"{name} {value}".format(limit=limit) for name, value in more.items() if name != "--prompt"]
     shown = " ".join(["long prompt"] * ("--prompt" in more) + others)
-    last = (done.stderr.strip().splitlines() or [""])[-1] if verdict != "ran" else ""
-    took = _number(r"the process took (\d+) MB", done.stderr)
-    return Result(str(folder), limit, shown, verdict, took, _number(r"will take up to (\d+) MB", done.stderr), last)
+    last = (stderr.strip().splitlines() or [""])[-1] if verdict != "ran" else ""
+    took = _number(r"(?:the process took|^peak) (\d+) ", stderr)
+    if took > limit:
+        verdict = "OVER"
+    rate = _number(r"then ([\d.]+) a second", stderr)
+    predicted = _number(r"will take up to (\d+) MB", stderr)
+    return Result(str(folder), limit, shown, verdict, took, other / 1e6, took / limit, predicted, rate, last)
 
 
 def _number(pattern: str, text: str) -> float:
-    found = re.search(pattern, text)
+    found = re.search(pattern, text, re.MULTILINE)
     return float(found[1]) if found else float("nan")
 
 

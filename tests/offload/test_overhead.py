@@ -4,7 +4,8 @@ from transformers import GPT2Config, LlamaConfig, Qwen2Config
 from toolkit import memory_limits
 from toolkit.errors import UserError
 from toolkit.offload import overhead
-from toolkit.offload.overhead import Overhead, budget_within, cache_bytes
+from toolkit.offload.budget import Budget, BudgetError
+from toolkit.offload.overhead import Overhead, ProcessLimit, budget_within, cache_bytes
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 100}
 
@@ -62,3 +63,24 @@ def test_a_peak_is_seen():
         assert peak.look() >= before + 40_000_000
         del block
         assert peak.look() >= before + 40_000_000
+
+
+def test_a_limit_for_the_process_leaves_what_it_does_not_hold(free, monkeypatch):
+    coming = Overhead(100_000_000, 0, 0, 0, 0, 0, 0)
+    free(900_000_000)
+    monkeypatch.setattr(memory_limits, "anonymous_bytes", lambda: 200_000_000)
+    limit = ProcessLimit.now(700_000_000, coming)
+    assert limit.budget(None) == limit.budget(500_000_000) == 400_000_000
+    assert limit.budget(300_000_000) == 300_000_000  # both limits hold
+    assert ProcessLimit.now(250_000_000, coming).budget(None) == 0
+    with pytest.raises(UserError, match="only 900 MB of memory are free; give a limit of 1100MB at most"):
+        ProcessLimit.now(1_200_000_000, coming).budget(None)
+    words = r"of 700 MB for the process is too small: 758 MB are needed.* take 200 MB"
+    with pytest.raises(BudgetError, match=words), limit.explained():
+        Budget("DRAM", limit.budget(None)).check(rest=450_000_000)
+
+
+def test_room_for_a_context_beyond_the_text():
+    config = LlamaConfig(dtype="bfloat16", intermediate_size=128, **SIZES)
+    assert Overhead.of(config, 10, 5, context=1000).cache == cache_bytes(config, 1000)
+    assert Overhead.of(config, 10, 5, context=3).cache == cache_bytes(config, 15)

@@ -4,38 +4,52 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from inspect import signature
 
 from toolkit import memory_limits
-
-FILLED = 1.25  # what padding and buffers add to the bytes of weights, at most
-BUFFERS = 64_000_000
 
 
 @contextmanager
 def within_limit(
-    options: Namespace, tokenizer, what: str, budgets: Mapping[str, int | None]
+    options: Namespace, tokenizer, what: str, budgets: Mapping[str, int | None], memory_bytes: int | None
 ) -> Iterator[dict[str, int | None]]:
     """The budgets with which a folder is opened inside the block; a line says what the process will take.
 
-    `what` names the kernels that are used. Raises `BudgetError` where the process would take more than there is. Inside
-    the block, a budget that is too small because the process's limit leaves no more becomes an error about that limit.
+    `what` names the kernels that are used, `memory_bytes` is the limit for the process, if one is given. Raises
+    `BudgetError` where the process would take more than there is. Inside the block, a budget that is too small because
+    the process's limit leaves no more becomes an error about that limit.
     """
-    from toolkit.offload.budget import BudgetError
-    from toolkit.offload.overhead import budget_within
+    from toolkit.offload.overhead import ProcessLimit, most_bytes
     from toolkit.storage.gguf_store import open_store
 
     stores = [open_store(folder) for folder in (options.folder, options.draft) if folder]
     coming = _overhead(options, tokenizer, stores[0], what)
+    if memory_bytes is not None:
+        limit = ProcessLimit.now(memory_bytes, coming)
+        with limit.explained():
+            yield {**budgets, "dram_bytes": limit.budget(budgets["dram_bytes"])}
+    else:
+        most = sum(map(most_bytes, stores))
+        with _within_free(options, coming, most, budgets["dram_bytes"]) as dram_bytes:
+            yield {**budgets, "dram_bytes": dram_bytes}
+
+
+@contextmanager
+def _within_free(options: Namespace, coming, most: int, asked: int | None) -> Iterator[int]:
+    """The budget of DRAM within what is free; a line says what the process will take."""
+    from toolkit.offload.budget import BudgetError
+    from toolkit.offload.overhead import budget_within
+
     memory_limits.trim()
-    present, asked = memory_limits.anonymous_bytes(), budgets["dram_bytes"]
-    most = sum(_most_bytes(store) for store in stores)
-    dram_bytes = budget_within(asked, most, coming)
-    weights = most if options.device == "cpu" else dram_bytes
-    will = present + coming.nbytes - coming.code + min(dram_bytes, weights)
-    print(f"the process will take up to {will / 1e6:.0f} MB of memory, without files", file=sys.stderr)
+    present, dram_bytes = memory_limits.anonymous_bytes(), budget_within(asked, most, coming)
+    weights = min(dram_bytes, most) if options.device == "cpu" else dram_bytes
+    beside = present + coming.nbytes - coming.code
+    print(
+        f"the process will take up to {(beside + weights) / 1e6:.0f} MB of memory, without files: {beside / 1e6:.0f} "
+        "MB of them beside weights and their buffers",
+        file=sys.stderr,
+    )
     try:
-        yield {**budgets, "dram_bytes": dram_bytes}
+        yield dram_bytes
     except BudgetError as error:
         if asked is not None or error.needed_bytes <= dram_bytes:
             raise
@@ -48,19 +62,17 @@ def within_limit(
 
 
 def _overhead(options: Namespace, tokenizer, store, what: str):
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
     from toolkit.commands.text import prompt_of
+    from toolkit.errors import UserError
     from toolkit.kernels.engine import compiled
-    from toolkit.offload.overhead import Overhead
+    from toolkit.offload.overhead import Overhead, gives_all_logits
 
     config = store.config()
-    prompt = prompt_of(options, tokenizer, config)["input_ids"].shape[1]
-    forward = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "forward", None)
-    all_logits = forward is None or "logits_to_keep" not in signature(forward).parameters
-    return Overhead.of(config, prompt, options.max_new_tokens, not compiled.ran_before(what), all_logits)
-
-
-def _most_bytes(store) -> int:
-    """A bound of what weights and buffers of a folder can take."""
-    return int(FILLED * (store.ops_bytes + store.rest_bytes)) + BUFFERS + 3 * store.largest_bytes
+    prompt, new = prompt_of(options, tokenizer, config)["input_ids"].shape[1], options.max_new_tokens
+    if options.context is not None and prompt + new > options.context:
+        raise UserError(
+            f"--context {options.context}: the prompt has {prompt} tokens, and {new} are to follow: expected "
+            f"{prompt + new} or more"
+        )
+    kept = compiled.ran_before(what)
+    return Overhead.of(config, prompt, new, not kept, gives_all_logits(config), options.context or 0)

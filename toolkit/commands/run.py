@@ -20,7 +20,17 @@ SEEDS = 2**32
 POLICIES = ("pipelined", "sequential")
 READERS = ("threads", "aio", "kvikio")
 NEURONS = ("predicted", "held")
-NOT_COMPARED = ("--draft", "--weights", "--policy", "--reader", "--device", "--device-memory", "--sample", "--neurons")
+NOT_COMPARED = (
+    "--draft",
+    "--memory",
+    "--weights",
+    "--policy",
+    "--reader",
+    "--device",
+    "--device-memory",
+    "--sample",
+    "--neurons",
+)
 WHOLE_LAYERS = ("--compare", "--weights", "--reader kvikio", "--policy")  # options of layers that are streamed whole
 READ_IN_PARTS = "holds {}, which the CPU reads and uses; leave it out"
 ABSENT = {  # by kind of folder: options that it does not have, and why
@@ -29,6 +39,7 @@ ABSENT = {  # by kind of folder: options that it does not have, and why
             "--compare",
             "--draft",
             "--format",
+            "--memory",
             "--dram",
             "--device-memory",
             "--weights packed",
@@ -70,7 +81,11 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("folder", type=Path, help="what pack wrote, or a GGUF file")
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--max-new-tokens", type=whole, default=40)
-    parser.add_argument("--dram", help="hard limit for weights and buffers, such as 500MB (default: none)")
+    memory = "hard limit for all that the process takes, such as 1GB: libraries, weights, buffers, key-value cache"
+    parser.add_argument("--memory", help=memory)
+    parser.add_argument("--dram", help="hard limit for weights and buffers alone, such as 500MB (default: none)")
+    context = "tokens of prompt and text that --memory leaves room for (default: those of this call)"
+    parser.add_argument("--context", type=whole, help=context)
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, or one of several GPUs as cuda:1")
     parser.add_argument("--device-memory", help="hard limit for a GPU's memory, such as 8GB (default: most of it)")
     parser.add_argument("--format", help="one of those that were packed (default: endor, else the first by name)")
@@ -101,6 +116,8 @@ def run(options: argparse.Namespace) -> None:
     _check_draft(options)
     if options.gguf and not options.compare:
         raise UserError(f"--gguf {options.gguf}: a rival's file, of --compare alone; leave it out, or add --compare")
+    if options.context and not options.memory:
+        raise UserError(f"--context {options.context}: --memory leaves room for so many; add it, or leave this out")
     if options.csv and not options.compare:
         raise UserError(f"--csv {options.csv}: the table of --compare goes there; add --compare, or leave it out")
     kind = kind_of(options.folder, options.format)
@@ -113,7 +130,7 @@ def run(options: argparse.Namespace) -> None:
     elif options.compare:
         compare(options, kind, budgets)
     else:
-        with opened(options, kind, budgets) as (model, tokenizer, draft):
+        with opened(options, kind, budgets, bytes_of("--memory", options.memory)) as (model, tokenizer, draft):
             generate_timed(options, model, tokenizer, kind, draft)
 
 
@@ -133,6 +150,7 @@ def _check_kind(options: argparse.Namespace, kind: str) -> None:
         "--compare": options.compare,
         "--draft": options.draft,
         "--format": options.format,
+        "--memory": options.memory,
         "--dram": options.dram,
         "--weights": options.weights,
         "--weights packed": options.weights == "packed",
@@ -162,6 +180,7 @@ def _check_numbers(options: argparse.Namespace) -> dict[str, int | None]:
         raise UserError(f"--seed {options.seed}: expected a whole number from 0 to {SEEDS - 1}")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", options.device):
         raise UserError(f"unknown device {options.device!r}; expected cpu, cuda, or one of several GPUs as cuda:1")
+    bytes_of("--memory", options.memory)
     budgets = {"dram_bytes": ("--dram", options.dram), "device_bytes": ("--device-memory", options.device_memory)}
     return {name: bytes_of(*given) for name, given in budgets.items()}
 

@@ -17,11 +17,13 @@ SHORT = 32  # letters of a prompt that is surely multiplied with the packed form
 
 
 @contextmanager
-def opened(options: Namespace, kind: str, budgets: Mapping[str, int | None]) -> Iterator:
+def opened(
+    options: Namespace, kind: str, budgets: Mapping[str, int | None], memory_bytes: int | None = None
+) -> Iterator:
     """The model of a folder that `pack` wrote, of this kind, its tokenizer, and the model that drafts for it, or None.
 
-    Says what memory the process will take and, at the end, what it took. Raises `UserError` before weights are read if
-    the process's limit does not allow for it.
+    `memory_bytes` is the limit for the process, if one is given. Says what memory the process will take and, at the
+    end, what it took. Raises `UserError` before weights are read if the process's limit does not allow for it.
     """
     with ExitStack() as stack:
         peak = stack.enter_context(memory_limits.Peak())
@@ -41,14 +43,16 @@ def opened(options: Namespace, kind: str, budgets: Mapping[str, int | None]) -> 
             method, draft = method_of(kind, options.weights, options.device), None
             kernels = f"{method or kind}-{options.dram}-{len(options.prompt) > SHORT}"  # that will be compiled
             tokenizer = load_tokenizer(options.folder if options.folder.is_file() else options.folder / "model")
-            with within_limit(options, tokenizer, kernels, budgets) as limits:
+            with within_limit(options, tokenizer, kernels, budgets, memory_bytes) as limits:
                 if options.draft:
                     draft, limits = stack.enter_context(_opened_draft(options, limits)), {}
                 model = OffloadedModel.open(options.folder, method, beside=draft, **limits, **settings)
             stack.enter_context(model)
         yield model, tokenizer, draft
         compiled.note_run(kernels)
-        print(f"the process took {peak.look() / 1e6:.0f} MB of memory at its peak, without files", file=sys.stderr)
+        took = f"{peak.look() / 1e6:.0f}"
+        words = f"the process took {took} MB of memory at its peak, without files"
+        print(words if memory_bytes is None else f"peak {took} of {memory_bytes / 1e6:.0f} MB", file=sys.stderr)
 
 
 def kind_of_file(file: Path) -> str:

@@ -10,7 +10,7 @@ read: FFN neurons (`toolkit.offload.by_neuron`), or experts (`toolkit.offload.by
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Self
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from toolkit.errors import UserError, disk_trouble
 from toolkit.formats import decode
 from toolkit.interchange.reading import load_tokenizer
+from toolkit.kernels.engine import compiled
 from toolkit.memory_limits import trim
 from toolkit.models.head import HEAD, linears_by_layer
 from toolkit.models.new_tensors import lasting
@@ -32,6 +33,7 @@ from toolkit.offload.draft import Speculation, Speculative, shares_cache
 from toolkit.offload.embedding import StoredEmbedding
 from toolkit.offload.held import HeldLayers
 from toolkit.offload.options import Options
+from toolkit.offload.overhead import Overhead, ProcessLimit, gives_all_logits
 from toolkit.offload.plan import budgets_of
 from toolkit.offload.single_token import SingleToken
 from toolkit.offload.strategy import Opening, Strategy, skeleton
@@ -80,8 +82,9 @@ class OffloadedModel(AbstractContextManager):
     ) -> Self:
         """Open a folder that `toolkit.storage.packing.pack_model` wrote, or a GGUF file, which stays as it is.
 
-        `settings` are the other fields of `Options`. `beside` is another opened model. Both keep within its budgets and
-        share equal tensors, such as embeddings and head. The settings have no budgets then.
+        `settings` are the other fields of `Options`. Load the tokenizer before, if `memory_bytes` is to count it.
+        `beside` is another opened model. Both keep within its budgets and share equal tensors, such as embeddings and
+        head. The settings have no budgets then.
 
         Raises `FormatError` for a damaged store, and `UserError` for a GPU that is not there, a store of another model,
         settings that the folder's layout does not have, trouble with the disk, or a budget that is too small; the
@@ -90,8 +93,9 @@ class OffloadedModel(AbstractContextManager):
         options = Options(method, **settings)
         with lasting(), _in_words(), ExitStack() as stack:
             device: Cpu | Cuda = stack.enter_context(open_device(options.device))
-            budgets = _budgets(options, device, beside)
             store, recorder = open_store(folder), Recorder()
+            options = stack.enter_context(_within_process(options, store))
+            budgets = _budgets(options, device, beside)
             variant = store.variants[0] if len(store.variants) == 1 else ""
             common = {} if beside is None else _common(store, beside)
             if options.on_gpu and isinstance(store, GgufStore):
@@ -105,6 +109,8 @@ class OffloadedModel(AbstractContextManager):
                 )
             opening = Opening(store, options, device, budgets, recorder, stack, common, held)
             strategy = STRATEGIES.get(variant, Streamed)(opening)
+            if options.verify and variant in STRATEGIES:  # this takes long, so it is the last check
+                store.verify()
             opened = cls(store, strategy.model, strategy, device, budgets, recorder)
             with device.within_memory():
                 opened._take_over(opening)
@@ -146,7 +152,9 @@ class OffloadedModel(AbstractContextManager):
             named["custom_generate"] = self._with(draft, draft_tokens, named.get("streamer"))
         with self._turn.taken(), torch.no_grad(), self.device.within_memory():
             moved = {name: self._on_device(value) for name, value in named.items()}
-            return self.model.generate(*map(self._on_device, arguments), **moved)
+            text = self.model.generate(*map(self._on_device, arguments), **moved)
+        compiled.note_run(_kernels(self.store))
+        return text
 
     def _with(self, draft: Self, tokens: int | None, streamer: object) -> Speculative:
         """The decoding method that has this draft. Raises `UserError` for one that cannot serve this model."""
@@ -265,10 +273,29 @@ def _known_tokens(forward: Callable, words: int, tokenizer: Callable[[], object]
 def _budgets(options: Options, device: Cpu | Cuda, beside: OffloadedModel | None) -> Mapping[str, Budget]:
     if beside is None:
         return budgets_of(options, device)
-    for name in ("dram_bytes", "device_bytes"):
+    for name in ("dram_bytes", "memory_bytes", "device_bytes"):
         if (limit := getattr(options, name)) is not None:
             raise UserError(f"{name}={limit}: both models keep within the limit of the one that was opened first")
     return beside.budgets
+
+
+@contextmanager
+def _within_process(options: Options, store: Store) -> Iterator[Options]:
+    """The options with the budget of DRAM that a limit for the process leaves; an error inside is about the limit."""
+    if options.memory_bytes is None:
+        yield options
+        return
+    config = store.config()
+    compiles = not compiled.ran_before(_kernels(store))
+    overhead = Overhead.of(config, options.context, 0, compiles, gives_all_logits(config))
+    limit = ProcessLimit.now(options.memory_bytes, overhead)
+    with limit.explained():
+        yield replace(options, dram_bytes=limit.budget(options.dram_bytes))
+
+
+def _kernels(store: Store) -> str:
+    """A name for the kernels that a store's model uses, by which it is noted that they are kept."""
+    return f"opened-{'-'.join(store.variants)}"
 
 
 def _held(store: Store, variant: str) -> HeldLayers:

@@ -19,6 +19,7 @@ from toolkit.predictors import Predictor
 from toolkit.storage.readers import READERS
 
 NEURONS = ("predicted", "held")  # that a token is computed with
+CONTEXT = 512  # tokens
 WINDOW = 5  # tokens (LLM in a flash, section 3.1)
 
 
@@ -75,6 +76,10 @@ class Options:
             None takes `endor`, else the first format by name; and it is what a folder of neurons needs.
         dram_bytes: hard budget of DRAM for all weights and buffers, but not for activations and the key-value cache;
             None takes nine tenths of what is free.
+        memory_bytes: hard limit for all that the process takes on the CPU, as a memory cgroup counts it without pages
+            of files: what it holds already, weights, buffers, activations, key-value cache of `context` tokens.
+            With `dram_bytes`, both limits hold.
+        context: tokens of prompt and text for which `memory_bytes` leaves room, all of which may be the prompt's.
         placement: how many layers stay on the device and in DRAM; None fills the device with the first layers, and
             DRAM with layers spread among those on disk, as far as budgets allow.
         policy: "pipelined" brings the next layer while one is used; "sequential" does one thing at a time.
@@ -94,6 +99,8 @@ class Options:
 
     method: str | None = None
     dram_bytes: int | None = None
+    memory_bytes: int | None = None
+    context: int = CONTEXT
     placement: LayerMap | None = None
     policy: str = "pipelined"
     reader: str | None = None
@@ -109,7 +116,7 @@ class Options:
         for name, known in {"policy": POLICIES, "reader": {None: None, **READERS}}.items():
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), filter(None, known))
-        for name in ("dram_bytes", "device_bytes"):
+        for name in ("dram_bytes", "memory_bytes", "device_bytes"):
             limit = getattr(self, name)
             number = isinstance(limit, Real) and not isinstance(limit, bool)
             if limit is not None and not (number and 0 <= limit < float("inf")):

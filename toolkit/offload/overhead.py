@@ -7,11 +7,15 @@ Imports and the tokenizer are in memory when this is asked, so `free_bytes` leav
 bound, which `benchmarks/memory_limits.py` compares with the memory that processes really take.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from inspect import signature
 from math import ceil
 from typing import Self
 
 from toolkit import memory_limits
+from toolkit.errors import UserError
 from toolkit.offload.budget import BudgetError
 from toolkit.offload.growing_cache import ROOM
 
@@ -24,6 +28,9 @@ SPANS = 24  # of a layer and token at most
 FLOAT = 4
 WIDTHS = 3  # vectors of a layer's widths that exist at once for each token of a prompt
 RESIDENT_SHARE = 0.9  # of free memory; the rest is for other processes and page tables
+LEAST_MARGIN = 1.01  # of the least limit that is named: what a process holds after its imports differs a little
+FILLED = 1.25  # what padding and buffers add to the bytes of weights, at most
+BUFFERS = 64_000_000
 
 
 @dataclass(frozen=True)
@@ -39,10 +46,19 @@ class Overhead:
     code: int = CODE
 
     @classmethod
-    def of(cls, config, prompt_tokens: int, new_tokens: int, compiles: bool = False, all_logits: bool = False) -> Self:
+    def of(
+        cls,
+        config,
+        prompt_tokens: int,
+        new_tokens: int,
+        compiles: bool = False,
+        all_logits: bool = False,
+        context: int = 0,
+    ) -> Self:
         """For a model of this configuration of transformers, and one text.
 
-        `compiles`: no compiled kernels are kept. `all_logits`: the model gives logits for each token of a prompt.
+        `compiles`: no compiled kernels are kept. `all_logits`: the model gives logits for each token of a prompt. The
+        key-value cache has room for `context` tokens if they are more than the text's.
         """
         config = config.get_text_config()
         hidden, layers = config.hidden_size, config.num_hidden_layers
@@ -53,7 +69,7 @@ class Overhead:
         return cls(
             opening=OPENING,
             compiler=COMPILER if compiles else 0,
-            cache=cache_bytes(config, prompt_tokens + new_tokens),
+            cache=cache_bytes(config, max(prompt_tokens + new_tokens, context)),
             prompt=WIDTHS * FLOAT * prompt_tokens * (2 * hidden + ffn) + scores,
             logits=3 * FLOAT * config.vocab_size * (prompt_tokens if all_logits else 1),
             timeline=SPAN * SPANS * layers * new_tokens,
@@ -108,9 +124,65 @@ def budget_within(asked: int | None, most: int, overhead: Overhead) -> int:
     return asked
 
 
+@dataclass(frozen=True)
+class ProcessLimit:
+    """A limit for all that this process takes, `nbytes`, and the bytes that it holds when the limit is set."""
+
+    nbytes: int
+    overhead: Overhead
+    present: int
+
+    @classmethod
+    def now(cls, nbytes: int, overhead: Overhead) -> Self:
+        """The limit, set now: imports and the tokenizer are in memory."""
+        memory_limits.trim()
+        return cls(nbytes, overhead, memory_limits.anonymous_bytes())
+
+    def budget(self, asked: int | None) -> int:
+        """The budget of DRAM that the limit leaves, or less if less is asked for; 0 if the overhead fills the limit.
+
+        Raises `UserError` if the limit is more than what is free.
+        """
+        if self.nbytes - self.present > (free := memory_limits.free_bytes()) + CODE:
+            raise UserError(
+                f"a limit of {_mb(self.nbytes)} MB for the process, which has {_mb(self.present)} MB: only {_mb(free)} "
+                f"MB of memory are free; give a limit of {int((self.present + free) // MB)}MB at most"
+            )
+        room = max(0, min(self.nbytes - self.present, free) - self.overhead.nbytes)
+        return room if asked is None else min(asked, room)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Inside the block, a budget of DRAM that is too small becomes an error about the limit."""
+        try:
+            yield
+        except BudgetError as error:
+            beside, needed = self.present + self.overhead.nbytes, error.needed_bytes
+            least = ceil(LEAST_MARGIN * (beside + needed) / MB)
+            raise BudgetError(
+                f"a limit of {_mb(self.nbytes)} MB for the process is too small: {least} MB are needed. Python, its "
+                f"libraries and the tokenizer take {_mb(self.present)} MB, {_mb(self.overhead.nbytes)} MB more come "
+                f"beside weights, and weights with their buffers take {_mb(needed)} MB at least",
+                needed,
+            ) from error
+
+
 def _mb(nbytes: float) -> int:
     """Megabytes, rounded up: enough."""
     return ceil(nbytes / MB)
+
+
+def most_bytes(store) -> int:
+    """A bound of what weights and buffers of an opened store can take."""
+    return int(FILLED * (store.ops_bytes + store.rest_bytes)) + BUFFERS + 3 * store.largest_bytes
+
+
+def gives_all_logits(config) -> bool:
+    """Whether a model of this configuration of transformers gives logits for each token of a prompt."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    forward = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "forward", None)
+    return forward is None or "logits_to_keep" not in signature(forward).parameters
 
 
 def _number(config, name: str) -> int:

@@ -113,7 +113,7 @@ class OnDemand(Strategy):
                 why = f"{store.folder} holds {holds}, which the CPU reads and uses; leave it out"
                 raise UserError(f"{name}={value!r}: {why}")
         if options.verify:
-            store.verify()
+            store.verify_files()
         self.model, self.ffns = opening.skeleton(check), []
 
     def take_over(self) -> None:
