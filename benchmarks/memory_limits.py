@@ -4,8 +4,9 @@
 
 Folders are what `pack` wrote, or GGUF files. Each runs as a whole process in a memory cgroup of each limit without
 swap: with `--memory` of exactly the cgroup's size, with a short prompt, one of some 2,000 tokens, and 300 new tokens;
-then without it, with and without `--dram`. `peak` is what the process says, `group` what the cgroup counts beside
-pages of files, 20 times a second. `share` is the peak over the limit: weights fill it where the folder is large enough. It needs root, or a delegated cgroup: status 77 without.
+then without it, with and without `--dram`. `peak` is what the process says, `group` what the cgroup counts beside pages
+of files, 20 times a second. `share` is the peak over the limit: weights fill it where the folder is large enough. It
+needs root, or a delegated cgroup: status 77 without.
 """
 
 import argparse
