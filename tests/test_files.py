@@ -225,6 +225,15 @@ def test_a_command_line_tells_in_one_line(capsys):
         ends_with(OSError(errno.EIO, "nameless"))
 
 
+def test_help_that_cannot_be_written_is_an_error():
+    """argparse keeps silent, and the status was 0."""
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-P", "-m", "toolkit", "run", "--help"]
+        done = subprocess.run(command, cwd=paths.root(), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "error: no space left; free some\n"
+
+
 DISKS = """
 mount_them() {{
     cd {0}

@@ -82,6 +82,10 @@ class Parser(argparse.ArgumentParser):
         """Raise the complaint."""
         raise UserError(f"{message} (--help lists the options)")
 
+    def _print_message(self, message: str, file=None) -> None:
+        """Print it. argparse's own hides an error of the output."""
+        (file or sys.stderr).write(message)
+
 
 def whole(text: str) -> int:
     """A whole number from 1, as the type of an option."""

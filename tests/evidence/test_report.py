@@ -2,9 +2,11 @@
 
 import base64
 import json
+import os
 import re
 import shutil
 import subprocess
+from zipfile import ZipFile
 
 import nbformat
 import pandas as pd
@@ -329,3 +331,18 @@ def test_a_browser_shows_it_within_the_window_and_asks_for_nothing(index, name, 
     command += ["--virtual-time-budget=5000", "--dump-dom", frame.as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     assert re.search(r"<title>(.*)</title>", dom)[1] == f"{width} 0"
+
+
+def test_a_packed_report_holds_its_own_files_and_no_link(tmp_path):
+    """A link could lead to any file; a time before 1980 is none that a zip can have."""
+    own, outside = tmp_path / "report", tmp_path / "outside"
+    for folder in (own / "a", outside):
+        folder.mkdir(parents=True)
+        (folder / "page.html").write_text(folder.name)
+    (own / "link.html").symlink_to(outside / "page.html")
+    (own / "folder").symlink_to(outside)
+    (own / "lost").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(own / "pipe")
+    os.utime(own / "a" / "page.html", (0, 0))
+    with ZipFile(pack(own)) as packed:
+        assert {name: packed.read(name) for name in packed.namelist()} == {"report/a/page.html": b"a"}

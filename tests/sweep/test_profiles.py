@@ -36,6 +36,15 @@ def test_ours_are_found_by_name_and_have_rules_that_the_snakefile_has(tmp_path, 
     assert all(f"rule {rule}" in snakefile or f" as {rule} with" in snakefile for rule in config["set-resources"])
 
 
+@pytest.mark.parametrize("text", ["[1, 2]", "slurm", "executor: [slurm]", "executor: ..", "executor: ''", "a: [", "\0"])
+def test_a_profile_of_anything_else_is_one_line(profile, tmp_path, text):
+    mine = profile("slurm")
+    (mine / "config.yaml").write_text(text)
+    for read in (lambda: find_profile("mine", tmp_path), lambda: more_arguments(mine)):
+        with pytest.raises(UserError, match=r"config.yaml: [^\n]*$"):
+            read()
+
+
 def test_a_scheduler_that_is_not_there_is_one_line(profile, tmp_path, monkeypatch):
     mine = profile("slurm")
     for query, told in (

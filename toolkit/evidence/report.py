@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile
 
 from toolkit import paths
 from toolkit.evidence.catalogue import Notebook, explorers, notebooks, parameter_words
@@ -25,7 +26,7 @@ from toolkit.evidence.page import (
     write_page,
 )
 from toolkit.evidence.tables import comparisons, score_table, write_tables
-from toolkit.files import disk_trouble_told, make_folder
+from toolkit.files import make_folder, replacing
 from toolkit.measure.disturbance import disturbance_words
 
 
@@ -129,11 +130,16 @@ def write_report(
 
 
 def pack(report: Path) -> Path:
-    """Pack the folder of a report as a zip beside it; return the zip. Raises `UserError` for trouble with the disk."""
+    """Pack the folder of a report as a zip beside it; return the zip. Raises `UserError` for trouble with the disk.
+
+    Links are left out: the report has none of its own, and one could lead to any file of this machine.
+    """
     target = report.with_suffix(".zip")
-    with disk_trouble_told(target):
-        made = shutil.make_archive(str(report.with_name(f".{report.name}")), "zip", report.parent, report.name)
-        return Path(made).replace(target)
+    with replacing(target) as made, ZipFile(made, "w", ZIP_DEFLATED, strict_timestamps=False) as archive:
+        for file in sorted(report.rglob("*")):
+            if not file.is_symlink() and file.is_file():
+                archive.write(file, Path(report.name, file.relative_to(report)))
+    return target
 
 
 def carry(files: Iterable[Path], folder: Path) -> list[Path]:
@@ -163,7 +169,7 @@ def _elsewhere(folder: Path) -> list[tuple[str, str]]:
         shutil.rmtree(folder / several.name, ignore_errors=True)
         for page in sorted(several.glob("*/report/index.html")):
             name = page.parts[-3]
-            shutil.copytree(page.parent, folder / several.name / name)
+            shutil.copytree(page.parent, folder / several.name / name, symlinks=True)
             found.append((f"{kind}: {name.replace('+', ', ')}", f"{several.name}/{name}/index.html"))
     return found
 

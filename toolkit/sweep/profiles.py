@@ -4,6 +4,7 @@ import importlib.util
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from toolkit import paths
@@ -15,6 +16,7 @@ QUERIES = {"slurm": ["sinfo", "--noheader"]}  # a command that answers if the ex
 ACCOUNTING = ["sacct", "--noheader", "--allocations"]  # by which the executor asks for states unless told otherwise
 STATUS = "slurm-status-command"
 PATIENCE_S = 30
+EXECUTOR = re.compile("[a-z][a-z0-9-]*")
 RUN_ID = re.compile(r"^SLURM run ID: (\S+)$", re.MULTILINE)  # in Snakemake's log: the name of all its jobs
 
 
@@ -31,7 +33,7 @@ def find_profile(name: str, called_from: Path) -> Path:
         known = sorted(file.parent.name for file in ours.glob("*/config.yaml"))
         named = f"or one of: {', '.join(known)}{did_you_mean(name, known)}" if known else "by its path"
         raise UserError(f"--profile {name}: expected a folder with Snakemake's config.yaml, {named}")
-    _check_executor(name, load_yaml(found / "config.yaml"))
+    _check_executor(name, _config(found))
     return found.resolve()
 
 
@@ -40,7 +42,7 @@ def more_arguments(profile: Path) -> list[str]:
 
     It would wait for `sacct` for ever. A profile that names the command is left alone.
     """
-    config = load_yaml(profile / "config.yaml") or {}
+    config = _config(profile)
     if config.get("executor") != "slurm" or STATUS in config or _trouble(ACCOUNTING) is None:
         return []
     return [f"--{STATUS}", "squeue"]
@@ -53,8 +55,18 @@ def cancel_jobs(log: Path) -> None:
         subprocess.run(["scancel", "--name", found[1]], timeout=PATIENCE_S, check=False)
 
 
-def _check_executor(name: str, config: object) -> None:
-    executor = str(config.get("executor", "local")) if isinstance(config, dict) else "local"
+def _config(profile: Path) -> dict[str, object]:
+    """The settings of a profile. Raises `UserError` for a file that holds something else."""
+    file = profile / "config.yaml"
+    config = load_yaml(file) or {}
+    executor = config.get("executor", "local") if isinstance(config, dict) else None
+    if not isinstance(executor, str) or not EXECUTOR.fullmatch(executor):
+        raise UserError(f"{file}: expected settings of Snakemake by name, such as executor: slurm")
+    return config
+
+
+def _check_executor(name: str, config: Mapping[str, object]) -> None:
+    executor = str(config.get("executor", "local"))
     plugin = f"snakemake-executor-plugin-{executor}"
     if executor not in BUILT_IN and importlib.util.find_spec(plugin.replace("-", "_")) is None:
         extra = "-c requirements.lock -e '.[cluster]'" if executor == "slurm" else plugin
