@@ -200,7 +200,7 @@ def bytes_of(option: str, text: str | None) -> int | None:
         return None
     found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?) ?([KMG]i?B|)", text)
     if found is None:
-        raise UserError(f"{option} {text}: expected a size such as 500MB or 1.5GiB")
+        raise UserError(f"{option} {text:.99}: expected a size such as 500MB or 1.5GiB")
     return round(float(found[1]) * UNITS[found[2]])
 
 
