@@ -18,7 +18,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from toolkit.kernels.blocks.activations import prepare_narrow, prepare_wide, prepare_with_sums
+from toolkit.kernels.blocks.activations import narrow, prepare_wide, prepare_with_sums
 from toolkit.kernels.blocks.layout import LAYOUTS
 from toolkit.kernels.engine import simd
 from toolkit.kernels.engine.compiled import compiled
@@ -52,6 +52,7 @@ LOW, HIGH = 0x0F, 0x30
 # what the four bits of IQ4_NL and IQ4_XS stand for, and twice what those of MXFP4 do
 NON_LINEAR = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
 E2M1 = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
+POWERS = [2.0 ** (exponent - 128) for exponent in range(256)]
 
 
 class Wide(NamedTuple):
@@ -81,7 +82,7 @@ class Narrow(NamedTuple):
 
 
 def _at(builder, block, place: int, kind: ir.Type, align: int = 1) -> ir.Value:
-    """What lies `place` bytes behind the block's beginning."""
+    """The value `place` bytes behind the block's beginning."""
     return builder.load(builder.bitcast(builder.gep(block, [I64(place)]), kind.as_pointer()), align=align)
 
 
@@ -118,7 +119,7 @@ def _bits(builder, value, left: Sequence[int], mask: int) -> ir.Value:
 
 
 def _looked_up(builder, table: list[int], offset: int, codes) -> ir.Value:
-    """What codes of four bits stand for, with the offset added, so that none is negative."""
+    """The numbers of codes of four bits, with the offset added, so that none is negative."""
     values = ir.Constant(BYTES, [value + offset for value in table] * 4)
     return call(builder, "x86.avx512.pshuf.b.512", BYTES, values, codes)
 
@@ -228,7 +229,7 @@ def _tq2_0(builder, block) -> Wide:
 
 
 def _both(builder, blocks, read: Callable, nothing: ir.Constant) -> ir.Value:
-    """What is read of either block, one after the other."""
+    """The two blocks' bytes, one after the other."""
     return join(builder, [nothing if block is None else read(block) for block in blocks])
 
 
@@ -246,7 +247,7 @@ def _factors(builder, blocks, place: int) -> ir.Value:
 
 
 def _halves(builder, blocks, place: int) -> ir.Value:
-    """Of each block's 16 bytes the low halves, then the high ones."""
+    """The low halves of a block's 16 bytes, then the high ones; so for both blocks."""
     read = _both(builder, blocks, lambda block: _at(builder, block, place, QUARTER), ir.Constant(QUARTER, None))
     lanes = [lane for half in (0, 16) for _ in range(2) for lane in range(half, half + 16)]
     return _bits(builder, take(builder, read, lanes), [0, -4, 0, -4], LOW)
@@ -287,12 +288,23 @@ def _iq4_nl(builder, blocks) -> Narrow:
 
 
 def _mxfp4(builder, blocks) -> Narrow:
-    exponents = _two(builder, blocks, lambda block: builder.zext(_at(builder, block, 0, I8), I32))
-    bits = builder.shl(builder.sub(exponents, constant(exponents.type, 1)), constant(exponents.type, 23))
-    least = builder.shl(constant(exponents.type, 0x00200000), exponents)  # of exponents 0 and 1: subnormal numbers
-    bits = builder.select(builder.icmp_unsigned("<", exponents, constant(exponents.type, 2)), least, bits)
+    table = _powers(builder)
+
+    def factor(block):
+        return builder.load(builder.gep(table, [builder.zext(_at(builder, block, 0, I8), I64)]))
+
     codes = _looked_up(builder, E2M1, 12, _halves(builder, blocks, 1))
-    return Narrow(codes, builder.bitcast(bits, ir.VectorType(F32, 2)))
+    return Narrow(codes, _two(builder, blocks, factor))
+
+
+def _powers(builder) -> ir.Value:
+    """Half of the powers of two that a byte stands for, fp32 [256]: arithmetic takes longer than a load."""
+    kind, name = ir.ArrayType(F32, len(POWERS)), "toolkit_powers"
+    try:
+        table = builder.module.get_global(name)
+    except KeyError:
+        table = cgutils.global_constant(builder, name, ir.Constant(kind, POWERS))
+    return builder.bitcast(table, F32.as_pointer())
 
 
 WIDE = {
@@ -329,7 +341,7 @@ class Row(NamedTuple):
 
 
 def _from(builder, row: ir.Value, at, kind: ir.Type) -> ir.Value:
-    """What lies from the element `at` of a row on."""
+    """The vector that begins at the element `at` of a row."""
     return builder.load(builder.bitcast(builder.gep(row, [at]), kind.as_pointer()), align=1)
 
 
@@ -467,7 +479,7 @@ def knows(name: str) -> bool:
 
 
 def rounding(name: str) -> str:
-    """What vectors are rounded to for products with a type; types of one rounding share prepared vectors."""
+    """The name of the way that vectors are rounded for a type; types of one way share prepared vectors."""
     return "wide" if name in WIDE else f"narrow {OFFSETS.get(name)}"
 
 
@@ -483,5 +495,5 @@ def preparing(name: str, x: np.ndarray) -> Task:
     padded = -(-columns // REGISTER) * REGISTER
     codes, scales = np.zeros((vectors, padded), np.int8), np.zeros((vectors, padded // 32), np.float32)
     if name in OFFSETS:
-        return Task(prepare_narrow, (x, OFFSETS[name], codes, scales, np.zeros((vectors, padded // 4), np.int32)))
+        return Task(narrow(OFFSETS[name]), (x, codes, scales, np.zeros((vectors, padded // 4), np.int32)))
     return Task(prepare_with_sums, (x, codes, scales, np.zeros_like(scales)))
