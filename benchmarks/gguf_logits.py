@@ -1,6 +1,7 @@
 """The next token's probabilities of small GGUF files: the toolkit's beside those of llama.cpp on the same files.
 
     python benchmarks/gguf_logits.py [--cases "llama, yarn" gemma3]
+    python benchmarks/gguf_logits.py --texts smollm2-135m qwen2.5-coder-1.5b [--tokens 60]
 
 The files are those of `gguf_files.py`, with random weights in F32. After 40 tokens the largest difference of a natural
 logarithm of a probability is a row's `difference`; llama.cpp rounds what it multiplies and caches to F16, which
@@ -8,11 +9,18 @@ explains some hundredths. `unscaled` is the difference that the same model has w
 embeddings or of queries: what forgetting it would cost. Rows with `ignored` say what llama.cpp leaves out by design.
 Status 0 if all other rows are below 0.05, 1 if not, 77 without llama.cpp. It is no timing: other work does no harm.
 Writes results/benchmarks/gguf_logits.json.
+
+With `--texts`, real files run as they are: each token of llama.cpp's greedy text is compared with the likeliest one of
+`OffloadedModel` after the same tokens. `equal` is the share of equal ones, `parts_at` the token at which the toolkit's
+own greedy text parts from llama.cpp's. Where tokens differ, `apart` is the largest distance of the toolkit's logits of
+the two, in standard deviations of all logits: both round vectors to 8 bits, and the likeliest tokens tie within that.
+Status 1 if one is beyond 0.2. Writes results/benchmarks/gguf_texts.json.
 """
 
 import argparse
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,15 +31,20 @@ import transformers
 from gguf_files import CASES, THETA, WORDS, Case, write
 from torch import nn
 
+from toolkit import downloads
 from toolkit.errors import UserError
 from toolkit.hub import NO_CODE
 from toolkit.measure import llama_cpp
+from toolkit.measure.contestant import Text
 from toolkit.models.gguf import read
 from toolkit.models.gguf_header import read_header
+from toolkit.offload.model import OffloadedModel
 from toolkit.progress import progress
 
 GOAL = 0.05
 SKIPPED = 77
+TIED = 0.2  # standard deviations of the logits
+PROMPTS = ("def quicksort(xs):", "The library of Alexandria was", "Once upon a time there")
 TOKENS = [number * 37 % WORDS for number in range(40)]
 PLAIN = {"rope_type": "default", "rope_theta": THETA}
 
@@ -80,14 +93,63 @@ def row(case: Case, folder: Path) -> dict[str, object]:
     return found
 
 
+@torch.no_grad()
+def texts(name: str, count: int, folder: Path) -> Iterator[dict[str, object]]:
+    """The results of a model's file, one a prompt."""
+    file = downloads.fetch(name)
+    with OffloadedModel.open(file) as opened:
+        for prompt in PROMPTS:
+            ids = opened.tokenizer(prompt)["input_ids"]
+            room = Text([torch.zeros(1, len(ids) + count, dtype=torch.int64)])
+            rival = llama_cpp.LlamaCpp("llama.cpp", None, folder, room, mapped=False, gguf=file)
+            theirs = rival.likeliest(ids, count)
+            rival.close()
+            settings = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False}
+            ours = opened.generate(torch.tensor([ids]), **settings)[0, len(ids) :].tolist()
+            logits = torch.stack(list(followed(opened.model, ids, theirs)))
+            equal = logits.argmax(1) == torch.tensor(theirs)
+            apart = (logits.max(1).values - logits.gather(1, torch.tensor(theirs)[:, None])[:, 0]) / logits.std(1)
+            same = [mine == other for mine, other in zip(ours, theirs, strict=True)]
+            yield {
+                "model": name,
+                "prompt": prompt,
+                "equal": float(equal.float().mean()),
+                "parts_at": None if all(same) else same.index(False),
+                "apart": float(apart[~equal].max()) if bool((~equal).any()) else 0.0,
+            }
+
+
+def followed(model: nn.Module, ids: Sequence[int], text: Sequence[int]) -> Iterator[torch.Tensor]:
+    """The logits of each token of a text, which is fed one token after the other."""
+    found = model(torch.tensor([ids]), use_cache=True)
+    for token in text:
+        yield found.logits[0, -1].float()
+        found = model(torch.tensor([[token]]), past_key_values=found.past_key_values, use_cache=True)
+
+
+def compare_texts(names: Sequence[str], count: int) -> int:
+    """Print a table of the real files; 0 if tokens differ only where logits tie."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [found for name in names for found in texts(name, count, Path(folder))]
+    table = pd.DataFrame(rows)
+    print(table.astype(object).where(table.notna(), "").to_markdown(index=False, floatfmt=".3f"))
+    reports.save("gguf_texts", {"tokens": count, "rows": rows})
+    return int(not (table["apart"] < TIED).all())
+
+
 def main() -> int:
     """Compare; 0 if all differences are below the goal, 1 if not, 77 without llama.cpp."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES, metavar="CASE")
-    cases = parser.parse_args().cases
+    parser.add_argument("--texts", nargs="+", metavar="MODEL", help="models by name whose greedy texts are compared")
+    parser.add_argument("--tokens", type=int, default=60, help="of each text (default: 60)")
+    options = parser.parse_args()
+    cases = options.cases
     if why := llama_cpp.missing():
         print(f"skipped: {why}")
         return SKIPPED
+    if options.texts:
+        return compare_texts(options.texts, options.tokens)
     rows = []
     with tempfile.TemporaryDirectory() as folder, progress("files", len(cases), "files") as bar:
         for name in cases:

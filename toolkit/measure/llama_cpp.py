@@ -145,6 +145,10 @@ class LlamaCpp(Contestant):
         """Seconds a token, of `count` that it picks after these, with the file in the page cache as it is."""
         return self._child.ask(tokens=list(tokens), generate=count)["seconds"]
 
+    def likeliest(self, tokens: Sequence[int], count: int) -> list[int]:
+        """The likeliest tokens after these, one after the other."""
+        return self._child.ask(tokens=list(tokens), text=count)["tokens"]
+
     def log_probabilities(self, tokens: Sequence[int], vocabulary: int) -> Tensor:
         """The natural logarithms of the next token's probabilities: fp32 [vocabulary]."""
         return torch.tensor(self._pass(tokens, probabilities=vocabulary)["log_probabilities"])

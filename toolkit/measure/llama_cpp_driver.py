@@ -6,8 +6,8 @@ Each line on stdin is a request, a JSON object; each line on stdout is the answe
 tokens through the model in one pass. With `"drop": [first, end]` the file's pages between these bytes are dropped
 before it, so that they are read from the disk. The answer has `seconds` of the pass and `read_bytes`, what the process
 read from the disk in it. With `"probabilities": n` it also has `log_probabilities` of the next token, for tokens 0 to
-n - 1. With `"generate": n` n tokens follow the given ones, and the answer has `seconds` of one of them. The first line
-on stdout is `{}`: the model is loaded.
+n - 1. With `"generate": n` n tokens follow the given ones; the answer has `seconds` of one of them. With `"text": n`
+it has the likeliest `tokens` themselves. The first line on stdout is `{}`: the model is loaded.
 """
 
 import ctypes
@@ -58,6 +58,8 @@ def answer(server, file: str, request: dict) -> dict:
     """One pass through the model. Raises `RuntimeError` if llama.cpp does not give it."""
     if "generate" in request:
         return {"seconds": generate(server, request["tokens"], request["generate"])}
+    if "text" in request:
+        return {"tokens": text(server, request["tokens"], request["text"])}
     if request.get("drop"):
         drop_pages(file, *request["drop"])
     count = request.get("probabilities", 0)
@@ -82,6 +84,18 @@ def generate(server, tokens: list[int], count: int) -> float:
     if completion.get("timings", {}).get("predicted_n") != count:
         raise RuntimeError(f"llama.cpp answered {completion}")
     return completion["timings"]["predicted_per_token_ms"] / 1e3
+
+
+def text(server, tokens: list[int], count: int) -> list[int]:
+    """The likeliest tokens after these. Raises `RuntimeError` if llama.cpp does not give as many."""
+    task = {"prompt": tokens, "n_predict": count, "temperature": 0.0, "n_probs": 1, "cache_prompt": False}
+    completion = server.handle_completions(task | {"ignore_eos": True})
+    found = (
+        [entry["id"] for entry in completion["choices"][0]["logprobs"]["content"]] if "choices" in completion else []
+    )
+    if len(found) != count:
+        raise RuntimeError(f"llama.cpp answered {completion}")
+    return found
 
 
 def drop_pages(file: str, first: int, end: int) -> None:
