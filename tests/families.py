@@ -88,10 +88,16 @@ FAMILIES: dict[str, tuple[str, dict]] = {
         "vocab_size_per_layer_input": WORDS, "hidden_size_per_layer_input": 8, "laurel_rank": 8,
         "activation_sparsity_pattern": None,
     }),
+    "Gemma3n, sparse": ("Gemma3nText", HEADS | {  # its block has an activation between two linears, which is no FFN
+        "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": WORDS, "hidden_size_per_layer_input": 32, "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.95, 0.0],
+    }),
     "Gemma4": ("Gemma4Text", HEADS | {
         "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 16,
         "vocab_size_per_layer_input": WORDS, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0,
     }),
+    "BioGPT": ("BioGpt", ENCODER),
     "ModernBERT, decoder": ("ModernBertDecoder", LLAMA | {"pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}),
     "Arcee": ("Arcee", LLAMA),
     "GPT-Neo": ("GPTNeo", {

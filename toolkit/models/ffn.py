@@ -1,7 +1,8 @@
 """The feed-forward network (FFN) of each decoder block, found by what it computes.
 
 A module with two or three linears is an FFN if it gives `down(act(up(x)))` or `down(act(gate(x)) · up(x))`. A small
-copy of it, with random weights, is tried: names of classes and linears do not matter.
+copy of it, with random weights, is tried: names of classes and linears do not matter. A block that holds the linears
+itself, as OPT's does, runs without memory, and the tensors between them are followed.
 """
 
 import copy
@@ -105,7 +106,7 @@ def replace_ffn(block: nn.Module, ffn: FFN, ours: nn.Module) -> None:
     if ffn.alone:
         replace_module(block, ffn.module, ours)
         return
-    act = next(it for it in _activations(ffn.module) if isinstance(it, nn.Module))
+    act = _own_activations(ffn.module)[0]
     for module, other in {ffn.up: ours, act: nn.Identity(), ffn.down: nn.Identity()}.items():
         replace_module(block, module, other)
 
@@ -139,10 +140,9 @@ def _form(module: nn.Module, is_block: bool) -> Form | None:
     own = vars(module).get("forward")  # of this module alone
     key = type(module), is_block, own, tuple(sorted(settings.items())), repr(module)
     if key not in _TRIED:
-        acts = _activations(module)
-        tried = (_tried(module, form, act) for form in shapes for act in acts)
-        of_parts = (form._replace(activation=name_of(act), alone=False) for form in shapes for act in acts[:1])
-        found = next(of_parts if is_block else filter(None, tried), None)
+        acts = _own_activations(module)[:1] if is_block else [*_own_activations(module), *ACTIVATIONS.values()]
+        tried = _followed if is_block else _tried
+        found = next(filter(None, (tried(module, form, act) for form in shapes for act in acts)), None)
         if found is None:  # not kept: a trial may fail for a reason that passes
             return None
         _TRIED[key] = found
@@ -165,13 +165,37 @@ def _shapes(linears: Mapping[str, nn.Linear]) -> Iterator[Form]:
                 yield Form(up, down, gate)
 
 
-def _activations(module: nn.Module) -> list[Function]:
-    """A module's own activation, which is a child, and then all that are known."""
-    own = []
-    for child in module.children():
-        if not isinstance(child, nn.Linear | nn.Dropout) and not any(True for _ in child.parameters()):
-            own.append(child)
-    return [*own, *ACTIVATIONS.values()]
+def _own_activations(module: nn.Module) -> list[nn.Module]:
+    """The children that can be a module's activation: those without parameters."""
+    others = (child for child in module.children() if not isinstance(child, nn.Linear | nn.Dropout))
+    return [child for child in others if next(child.parameters(), None) is None]
+
+
+@torch.no_grad()
+def _followed(block: nn.Module, form: Form, act: nn.Module) -> Form | None:
+    """The form of a block that gives `up`'s very output to its activation, and that one's to `down`, once; else None.
+
+    The block runs on the device "meta": a copy with small matrices would not fit its attention.
+    """
+    tensors = (*block.parameters(), *block.buffers())
+    one = copy.deepcopy(block, {id(it): torch.empty_like(it, device="meta") for it in tensors}).eval()
+    names = {id(it): name for name, it in block.named_children()}
+    own, passed = dict(one.named_children()), []
+    up, act_of_copy, down = own[form.up], own[names[id(act)]], own[form.down]
+    hooks = [each.register_forward_hook(lambda *call: passed.append(call)) for each in (up, act_of_copy, down)]
+    x = torch.empty(1, TOKENS, up.in_features, dtype=up.weight.dtype, device="meta")
+    try:
+        one(x)
+    except Exception:  # a block that does not run by itself
+        return None
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if [module for module, *_ in passed] != [up, act_of_copy, down]:
+        return None
+    (_, _, raised), (_, (before,), after), (_, (lowered,), _) = passed
+    same = before is raised and lowered is after
+    return form._replace(activation=name_of(act), alone=False) if same else None
 
 
 @torch.no_grad()
