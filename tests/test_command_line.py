@@ -24,6 +24,7 @@ from toolkit.errors import UserError
 from toolkit.formats import FORMATS, decode
 from toolkit.formats.scaled import Scaled
 from toolkit.interchange import load_dense_model
+from toolkit.measure.memory_group import MemoryGroup, missing
 from toolkit.models import load_model
 from toolkit.models.head import head_parts, rows_of_part, untied_head
 from toolkit.models.plain import plain
@@ -418,6 +419,23 @@ def test_run_imports_no_package_for_nothing(model, tmp_path):
     """
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_the_least_limit_of_a_process_that_is_named_works_in_a_cgroup_of_its_size(model, tmp_path):
+    assert pack(model, tmp_path / "packed") == 0
+    command = [sys.executable, "-P", "-m", "toolkit", *map(str, run_command(tmp_path / "packed", "--memory"))]
+    done = subprocess.run([*command, "100MB"], capture_output=True, text=True)
+    assert done.returncode == 2
+    least = int(re.search(r"100 MB for the process is too small: (\d+) MB are needed", done.stderr)[1])
+    with MemoryGroup() as group:
+        group.limit(least * 10**6)
+        done = subprocess.run(
+            [*command, f"{least}MB"], preexec_fn=lambda: group.add(os.getpid()), capture_output=True, text=True
+        )
+    assert done.returncode == 0, done.stderr
+    peak, limit = map(int, re.search(r"^peak (\d+) of (\d+) MB$", done.stderr, re.MULTILINE).groups())
+    assert peak <= limit == least
 
 
 def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise():

@@ -103,6 +103,11 @@ DOWNLOADS = {
 }
 
 
+def of_kind(suffix: str) -> list[str]:
+    """The names of the downloads whose files end so, such as ".gguf"."""
+    return [name for name, download in DOWNLOADS.items() if download.file.endswith(suffix)]
+
+
 def fetch(name: str) -> Path:
     """The local path of a file of `DOWNLOADS`, downloaded once and kept in `downloads/` under the cache.
 

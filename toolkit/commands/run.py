@@ -10,6 +10,7 @@ import re
 import sys
 from pathlib import Path
 
+from toolkit import downloads
 from toolkit.commands.compare import compare
 from toolkit.commands.text import generate_from_checkpoint, generate_timed, kind_of_file, opened
 from toolkit.errors import UserError, whole
@@ -78,7 +79,7 @@ def add_parser(commands, **style) -> None:
         "run", help="generate text with a packed model", description=run.__doc__, epilog=WEIGHTS_HELP, **style
     )
     parser.set_defaults(command=run)
-    parser.add_argument("folder", type=Path, help="what pack wrote, or a GGUF file")
+    parser.add_argument("folder", type=Path, help="what pack wrote, a GGUF file, or the name of one that is downloaded")
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--max-new-tokens", type=whole, default=40)
     memory = "hard limit for all that the process takes, such as 1GB: libraries, weights, buffers, key-value cache"
@@ -120,6 +121,7 @@ def run(options: argparse.Namespace) -> None:
         raise UserError(f"--context {options.context}: --memory leaves room for so many; add it, or leave this out")
     if options.csv and not options.compare:
         raise UserError(f"--csv {options.csv}: the table of --compare goes there; add --compare, or leave it out")
+    options.folder = place_of(options.folder)
     kind = kind_of(options.folder, options.format)
     _check_kind(options, kind)
     print(f"opening {options.folder}", file=sys.stderr, flush=True)  # what is imported now takes seconds
@@ -142,6 +144,13 @@ def kind_of(folder: Path, form: str | None = None) -> str:
     if (folder / "config.json").is_file() and not (folder / "index.json").is_file():
         return "checkpoint"
     return variant_to_run(folder, form)
+
+
+def place_of(place: Path) -> Path:
+    """The GGUF file of a model that the toolkit knows by name, downloaded once; any other place as it is."""
+    if place.exists() or str(place) not in downloads.of_kind(".gguf"):
+        return place
+    return downloads.fetch(str(place))
 
 
 def _check_kind(options: argparse.Namespace, kind: str) -> None:
@@ -190,6 +199,7 @@ def _check_draft(options: argparse.Namespace) -> None:
         raise UserError(f"--draft-tokens {options.draft_tokens}: of --draft alone; add --draft, or leave it out")
     if options.draft is None:
         return
+    options.draft = place_of(options.draft)
     if kind_of(options.draft) == "checkpoint":
         raise UserError(f"--draft {options.draft}: is a checkpoint; name a folder that `python -m toolkit pack` wrote")
 

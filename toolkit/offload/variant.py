@@ -10,6 +10,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from toolkit.downloads import of_kind
 from toolkit.errors import UserError, unknown
 
 FAVOURITE, GGUF = "endor", "gguf"
@@ -23,7 +24,10 @@ def variant_to_run(folder: Path, asked: str | None = None) -> str:
             raise UserError(f"--format {asked}: {folder} is a file, which is run as it is; leave it out")
         return GGUF
     if not folder.is_dir():
-        raise UserError(f"no folder {folder}: name one that `python -m toolkit pack` wrote, or a GGUF file")
+        raise UserError(
+            f"no folder {folder}: name one that `python -m toolkit pack` wrote, a GGUF file, or one of the models "
+            f"{', '.join(of_kind('.gguf'))}"
+        )
     if not (folder / "index.json").is_file():
         raise UserError(f"{folder}: holds no index.json: name a folder that `python -m toolkit pack` wrote")
     variants: set[str] = set()
