@@ -97,6 +97,12 @@ FAMILIES: dict[str, tuple[str, dict]] = {
         "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 16,
         "vocab_size_per_layer_input": WORDS, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0,
     }),
+    "LongCat-Flash": ("LongcatFlash", {  # two attentions a block; some experts have no matrices
+        "vocab_size": WORDS, "hidden_size": 64, "num_layers": 2, "num_attention_heads": 4, "ffn_hidden_size": 96,
+        "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "head_dim": 8,
+        "v_head_dim": 16, "moe_topk": 2, "n_routed_experts": 4, "zero_expert_num": 2, "expert_ffn_hidden_size": 32,
+        "max_position_embeddings": 640,
+    }),
     "BioGPT": ("BioGpt", ENCODER),
     "ModernBERT, decoder": ("ModernBertDecoder", LLAMA | {"pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}),
     "Arcee": ("Arcee", LLAMA),

@@ -12,14 +12,25 @@ from toolkit.errors import UserError
 
 
 def decoder_blocks(model: nn.Module) -> nn.ModuleList:
-    """The decoder's blocks in order, as the model holds them. Raises `UserError` if the model has no such list."""
+    """The decoder's blocks in order, as the model holds them. Raises `UserError` if the model has no such list.
+
+    Their list is as long as the configuration says. Some configurations count attentions, of which LongCat-Flash has
+    two a block; then it is the first list of modules that transformers marks as blocks.
+    """
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
     count, modules = model.config.get_text_config().num_hidden_layers, (*decoder.modules(), *model.modules())
-    lists = (module for module in modules if isinstance(module, nn.ModuleList) and len(module) == count)
-    blocks = next(lists, None)  # modules() yields outer modules first, so this is the outermost list
+    lists = [module for module in modules if isinstance(module, nn.ModuleList)]  # outer ones come first
+    marked = (module for module in lists if len(module) and all(map(_is_block, module)))
+    blocks = next((module for module in lists if len(module) == count), None) or next(marked, None)
     if blocks is None:
         raise UserError(f"{type(model).__name__} has no list of {count} decoder blocks; choose a decoder-only model")
     return blocks
+
+
+def _is_block(module: nn.Module) -> bool:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return isinstance(module, GradientCheckpointingLayer)
 
 
 def decoder_linears(block: nn.Module) -> dict[str, nn.Linear]:

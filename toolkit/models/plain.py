@@ -153,6 +153,8 @@ def _form(module: nn.Module) -> FusedForm | None:
     up = next((name for name in UP if name in own), None)
     if up is None or DOWN not in own or not own[up].ndim == own[DOWN].ndim == 3:
         return None
+    if len(own[up]) != len(own[DOWN]):  # some experts have no matrices, such as those that give their input
+        return None
     names = {up, DOWN, f"{up}_bias", f"{DOWN}_bias"}
     return FusedForm(up, getattr(module, "is_transposed", False)) if own.keys() <= names else None
 
