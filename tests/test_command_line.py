@@ -406,7 +406,7 @@ def test_complaints_come_before_slow_imports(model, tmp_path):
 def test_run_imports_no_package_for_nothing(model, tmp_path):
     """Each takes memory that weights could have."""
     assert pack(model, tmp_path / "packed") == 0
-    unused = "torch._dynamo torch._inductor pandas scipy pyarrow PIL accelerate sklearn torch.distributed.tensor"
+    unused = "torch._dynamo torch._inductor torch.distributed.tensor sympy pandas scipy pyarrow PIL accelerate sklearn"
     code = f"""if True:
         import sys
         from toolkit.__main__ import main

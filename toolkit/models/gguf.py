@@ -20,6 +20,7 @@ from toolkit.hub import NO_CODE
 from toolkit.models.gguf_config import FAMILIES, HARMLESS, NEUTRAL, config_of
 from toolkit.models.gguf_header import GgufHeader
 from toolkit.models.gguf_tensors import Placement, fill, placements
+from toolkit.models.skeleton import outline
 from toolkit.records import line
 
 # architectures that only transformers' loader reads
@@ -72,21 +73,14 @@ def read(header: GgufHeader, dtype: torch.dtype) -> tuple[nn.Module, Any]:
     return _filled(model, dict(_values(model, placed))), tokenizer
 
 
-def outline(config: Any, dtype: torch.dtype | None = None) -> nn.Module:
-    """The causal language model of a configuration, its tensors on the device "meta"."""
-    import transformers
-
-    with torch.device("meta"):
-        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, **NO_CODE)
-
-
 def plan(header: GgufHeader, dtype: torch.dtype | None = None) -> tuple[nn.Module, list[Placement]]:
     """The model without its weights, and where each tensor of the file goes.
 
     Raises `UserError` as `placements` and `config_of` do, for an architecture of `FAMILIES`.
     """
     config = config_of(header)
-    model = outline(config, dtype)
+    config.dtype = dtype
+    model = outline(config)
     sizes = {name: tuple(tensor.shape) for name, tensor in _stored(model).items()}
     return model, placements(header, sizes, (config.num_attention_heads, config.num_key_value_heads))
 
@@ -115,8 +109,8 @@ def _values(model: nn.Module, plan: Sequence[Placement]) -> Iterator[tuple[str, 
     parts: dict[str, list[Placement]] = {}
     for placement in plan:
         parts.setdefault(placement.parameter, []).append(placement)
-    for name, outline in _stored(model).items():
-        values = torch.empty_like(outline, device="cpu")
+    for name, tensor in _stored(model).items():
+        values = torch.empty(tensor.shape, dtype=tensor.dtype)
         for placement in parts[name]:
             fill(values, placement)
         yield name, values
@@ -223,7 +217,8 @@ def _plain(quantised: nn.Module, dtype: torch.dtype) -> nn.Module:
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     config.name_or_path = ""  # the kept copy names no path of this machine
-    model = outline(config, dtype)
+    config.dtype = dtype
+    model = outline(config)
     model.load_state_dict(quantised.state_dict(), assign=True)
     model.tie_weights()
     return model

@@ -17,11 +17,12 @@ import torch
 
 from toolkit import sources
 from toolkit.cache import cached
-from toolkit.models.gguf import outline, parameters
+from toolkit.models.gguf import parameters
 from toolkit.models.gguf_config import FAMILIES, HARMLESS, NEUTRAL, config_of
 from toolkit.models.gguf_header import GgufHeader, read_header
 from toolkit.models.gguf_tensors import LONG, ROTARY, SHORT
 from toolkit.models.loading import PLANNER, gguf_sha256
+from toolkit.models.skeleton import outline
 from toolkit.records import line
 
 LARGEST = 5 * 10**8  # weights; transformers holds all of them in float32, and takes half a minute for so many

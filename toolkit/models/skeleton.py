@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from toolkit import hub
 from toolkit.errors import UserError
@@ -28,6 +29,8 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 # names of entries that say how many modules or names are made, but not how wide one is
 COUNTS = re.compile("^(?!.*_size$).*(layer|expert|label|block)")
 SIZES = re.compile("(size|window|layers|heads|experts|per_tok)$")  # never negative
+META = "meta"
+SMALL = 1024  # numbers of a range: more than dimensions of a head, so that products of two are small, too
 LEAST_LIMIT = 1024  # modules of a kind that are always made; so many take seconds
 
 
@@ -62,17 +65,47 @@ def read_generation_config(folder: Path):
         return GenerationConfig.from_pretrained(folder, local_files_only=True)
 
 
+def outline(config, kind: type | None = None) -> nn.Module:
+    """The causal language model of a configuration, or one of class `kind`, its tensors on the device "meta"."""
+    dtype = _dtype(config)
+    with NewTensors(dtype, META):
+        try:
+            with _SmallRanges():
+                model = _made(config, kind, dtype)
+        except RuntimeError:  # it mixes ranges with other tensors
+            model = _made(config, kind, dtype)
+    for module in model.modules():
+        module._buffers = {name: it if it is None else it.to(META) for name, it in module._buffers.items()}
+    return model
+
+
+class _SmallRanges(TorchFunctionMode):
+    """On the device "meta", ranges of few numbers are on the CPU, and initial values are skipped.
+
+    torch would import SymPy to compute with values that there are none of, such as position tables: 37 MB.
+    """
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        """Call a function of torch."""
+        named = dict(kwargs or {})
+        if getattr(function, "__module__", None) == torch.nn.init.__name__:
+            return named["tensor"]
+        if function is torch.arange and args and all(isinstance(it, int) and abs(it) <= SMALL for it in args):
+            named["device"] = named.get("device") or "cpu"
+        return function(*args, **named)
+
+
 def check_outline(config, check: Callable[[nn.Module], None], kind: type | None = None) -> nn.Module:
     """The causal language model of a configuration, or one of class `kind`, without any memory.
 
     `check` compares its shapes with what is stored. Raises what it raises, and `UserError` if transformers cannot make
     the model or its buffers would not fit into memory.
     """
-    with _usable(CONFIG), NewTensors(_dtype(config), "meta"):
-        outline = _made(config, kind)
-    check(plain(outline))
-    check_memory(sum(buffer.nbytes for buffer in outline.buffers()), f"what {CONFIG} has computed for the model")
-    return outline
+    with _usable(CONFIG):
+        model = outline(config, kind)
+    check(plain(model))
+    check_memory(sum(buffer.nbytes for buffer in model.buffers()), f"what {CONFIG} has computed for the model")
+    return model
 
 
 def empty_model(config, check: Callable[[nn.Module], None]) -> nn.Module:
@@ -121,10 +154,9 @@ def _told(shape: tuple[int, ...] | None) -> str:
     return "absent or shared" if shape is None else " × ".join(map(str, shape))
 
 
-def _made(config, kind: type | None) -> nn.Module:
+def _made(config, kind: type | None, dtype: torch.dtype) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
-    dtype = _dtype(config)
     # for a type other than None transformers would set torch's default type, which all threads share
     model = kind(config) if kind else AutoModelForCausalLM.from_config(config, dtype=None, **hub.NO_CODE)
     for part in (config, model.config, *(getattr(config, name) for name in config.sub_configs)):
@@ -149,7 +181,9 @@ def _compute_buffers(model: nn.Module) -> None:
     for module in model.modules():
         module._is_hf_initialized = next(module.buffers(), None) is None  # else it may compute one
         for name, buffer in module._buffers.items():
-            module._buffers[name] = None if buffer is None else torch.empty_like(buffer, device="cpu")
+            module._buffers[name] = (
+                None if buffer is None else torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")
+            )
     with NewTensors(torch.float32), torch.no_grad():
         # its decorator would replace functions of torch, for all threads
         inspect.unwrap(type(model).initialize_weights)(model)  # type: ignore[attr-defined]
