@@ -8,6 +8,7 @@ import torch
 
 from toolkit.costs.machine import Memory, Profile
 from toolkit.errors import UserError
+from toolkit.kernels.blocks import LAYOUTS
 from toolkit.measure.rates import Line
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.planner import hits, rates
@@ -30,7 +31,8 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr("toolkit.planner.hits.expert_hits", lambda shape, held: held)
     token = {(way.method, way.dtype): Cost(0, 0, 10) for way in TIMED} | {("spqr_packed", "bfloat16"): Cost(0, 0, 40)}
     experts = {bits: Cost(0, 0, 10) for bits in (16, 4, 2)}
-    found = Rates(token, Line(0, 2), experts, neuron=Cost(1e-3, 1e-6, 20), neuron_read=Cost(2e-3, 0, 1))
+    blocks = dict.fromkeys(LAYOUTS, 10)
+    found = Rates(token, Line(0, 2), experts, Cost(1e-3, 1e-6, 20), Cost(2e-3, 0, 1), blocks=blocks)
     memory = Memory("round numbers", 64 * GB, 20, {"bf16": 1.0})
     made = Machine(Profile("round", "round numbers", None, dram=memory), found, 9 * GB)
     monkeypatch.setattr(speed_of_ways, "_rates", lambda fresh: found)
@@ -90,6 +92,7 @@ def times_are(monkeypatch, **tables):
     experts = pd.DataFrame(row | {"bits": [16], "used": [1], "dense_bytes": [0]})
     other = {"neuron_times": neurons, "mixture_times": experts, "torch_times": None}
     other["rival_times"] = pd.DataFrame(row | {"method": "none"})[:0]
+    other["block_times"] = pd.DataFrame(row | {"method": "Q8_0"})
     for name, table in (other | tables).items():
         monkeypatch.setattr(rates, name, lambda table=table, **options: table)
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -11,19 +12,23 @@ from toolkit.__main__ import main
 from toolkit.commands.plan_table import WIDTH, plan_table
 from toolkit.costs.machine import Links, Memory, Profile
 from toolkit.errors import UserError
+from toolkit.kernels.blocks import LAYOUTS
 from toolkit.measure.rates import Line
 from toolkit.models import MODELS
 from toolkit.models.architectures import ARCHITECTURES, ModelShape
 from toolkit.planner import rates as rates_of_machine
 from toolkit.planner import sizes, speed
+from toolkit.planner import target as target_of_plan
 from toolkit.planner.choices import choose
+from toolkit.planner.footprint import FileBytes, Footprint
 from toolkit.planner.plan import measured_ranges, plan
 from toolkit.planner.rates import BY_TORCH, TIMED, Cost, Rates
 from toolkit.planner.speed import Machine
 from toolkit.planner.target import Target, open_target
-from toolkit.planner.ways import EXPERT_BITS, ways
+from toolkit.planner.ways import EXPERT_BITS, STREAMED, PlannedWay, ways
 
 GB = 10**9
+BLOCKS = dict.fromkeys(LAYOUTS, 10)
 LLAMA = open_target("llama2-7b")
 
 
@@ -33,7 +38,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(tmp_path / "results"))
     token = {(way.method, way.dtype): Cost(0, 0, 10) for way in TIMED} | {(BY_TORCH, "bfloat16"): Cost(0, 0, 10)}
     experts = {bits: Cost(0, 0, 10) for bits in EXPERT_BITS}
-    rates = Rates(token, Line(0, 2), experts, neuron=Cost(0, 0, 10), neuron_read=Cost(0, 0, 2))
+    rates = Rates(token, Line(0, 2), experts, neuron=Cost(0, 0, 10), neuron_read=Cost(0, 0, 2), blocks=BLOCKS)
     memory = Memory("round numbers", 64 * GB, 20, {"bf16": 1.0})
     made = Machine(Profile("round", "round numbers", None, dram=memory), rates, 6 * GB)
     monkeypatch.setattr("toolkit.planner.hits.expert_hits", lambda shape, held: held)
@@ -111,7 +116,7 @@ def priced(*rows):
 @pytest.mark.parametrize(
     ("rows", "names"),
     [
-        ([("dense", 1.0, 1.0), ("spqr, 3 bits", 1.1, 1.06)], ["dense"]),  # hardly faster
+        ([("dense", 1.0, 1.0), ("spqr, 3 bits", 1.05, 1.06)], ["dense"]),  # hardly faster
         ([("dense", 1.0, 1.0), ("spqr, 3 bits", 9.0, 7.5)], ["dense"]),  # far above the loss
         ([("dense", 1.0, 1.0), ("spqr, 3 bits", 2.0, 1.1), ("int8", 3.0, 1.2)], ["dense", "int8"]),
         ([("dense", 1.0, 1.0), ("llama.cpp Q8_0", 9.0, 1.0)], ["dense"]),  # a limit beats no prediction
@@ -139,7 +144,7 @@ def test_a_price_of_another_model_is_a_guess_and_orders_no_rows(machine):
     (line,) = [line for line in shown.splitlines() if line.startswith("* spqr, 3 bits, head too")]
     assert "~1." in line
     assert "~ a guess: the price of" in shown
-    own = plan(replace(open_target("smollm2-135m"), name="smollm2-135m"), 140_000_000)
+    own = plan(replace(open_target("smollm2-135m"), file=None), 140_000_000)
     assert "measured with this model" in own.choices[0].why
 
 
@@ -167,19 +172,22 @@ def found_way(target):
     return {way.name: way for way in target.ways}.__getitem__
 
 
-def test_the_example_of_the_readme_is_what_the_plan_says(machine):
-    """The text there also says how much faster the second way is than the first."""
+def test_the_example_of_the_readme_is_what_the_plan_says(machine, monkeypatch):
     readme = (paths.root() / "README.md").read_text(encoding="utf-8")
-    text = readme.partition("sparse-offload plan qwen2.5-coder-1.5b --dram 700MB")[2]
-    shape = ModelShape(28, 1536, 8960, 12, 151936, 2, 128)
-    first, above = plan(Target("qwen2.5-coder-1.5b", shape, 2, True), 700_000_000).choices
-    assert first.way == "int8, head too"
-    assert "int8, the fastest within a loss of 5 %" in text
-    pack, run = (line.strip() for line in text.splitlines()[1:3])
+    commands = readme.partition("sparse-offload plan qwen2.5-coder-1.5b --dram 700MB")[2].splitlines()[1:3]
+    text = " ".join(readme.split())
+    shape, types = ModelShape(28, 1536, 8960, 12, 151936, 2, 128), {"Q6_K": 354_009_600, "Q4_K": 625_508_352}
+    file = FileBytes(Footprint(27_814_912, 28_162_048, 35, 60_817_408), types)
+    of_file = PlannedWay("as it is, Q4_K_M", STREAMED, "dense", "gguf_packed", head="gguf", file=file)
+    monkeypatch.setattr(target_of_plan, "ways_of_file", lambda path, shape: (of_file,))
+    first, above = plan(Target("qwen2.5-coder-1.5b", shape, 2, True, file=Path("qwen.gguf")), 700_000_000).choices
+    assert first.way == "as it is, Q4_K_M"
+    assert "fastest within a loss of 5 %, here the file as it is" in text
+    pack, run = (line.strip() for line in commands)
     assert pack.replace(" --no-evaluate", "") == above.commands[0]
     assert run.partition(" --prompt")[0] == above.commands[1].partition(" --prompt")[0]
     assert round(above.row["relative"], 2) == 1.06
-    assert "3 bits at 6 %" in text
+    assert "just above it, here 3 bits at 6 %" in text
 
 
 def test_ways_that_do_not_fit_are_left_out_with_what_they_take(machine):

@@ -73,7 +73,7 @@ def _chosen(found: "Recommendation") -> Iterator[tuple["PlannedWay", float]]:
     named = found.table["way"].isin([choice.way for choice in found.choices])
     order = found.table.assign(named=named).sort_values(["named", "within"], ascending=False, kind="stable")
     for row in order.itertuples():
-        if row.runs_here and not row.gpu:
+        if row.runs_here and not row.gpu and known[row.way].pack:
             yield known[row.way], row.tokens_s
 
 

@@ -163,7 +163,9 @@ def best_elsewhere(target: Target, machine: Profile, loss: float, text: str = TE
     measured it), quality_of (the measured model), guess (that is another one), within (the loss), evidence.
     """
     rows = []
-    for way in ways(bool(target.shape.experts)):
+    for way in target.ways:
+        if way.kind == NEURONS or (way.file and way.kind != RIVAL):
+            continue
         try:
             placed = limit_elsewhere(target.shape, way, machine)
         except UserError:

@@ -108,7 +108,8 @@ def plan(
         except UserError as error:
             left_out.append(str(error))
             continue
-        row = _row(way, found, price_of(target, way, text, measure), ranges.get(way.kind, (nan, nan)))
+        ratios = (nan, nan) if way.file else ranges.get(way.kind, (nan, nan))  # files were not raced
+        row = _row(way, found, price_of(target, way, text, measure), ratios)
         rows.append(row | {"gpu": way.name in on_gpu})
     if not any(row["runs_here"] for row in rows):
         raise _too_small(target, dram)

@@ -14,7 +14,10 @@ is predicted.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from math import nan
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 
 import numpy as np
 import pandas as pd
@@ -25,6 +28,8 @@ from toolkit import memory_limits, paths
 from toolkit.costs.fit import non_negative
 from toolkit.costs.machine import GB
 from toolkit.files import make_folder, scratch_folder
+from toolkit.formats.twins import random_blocks
+from toolkit.kernels.blocks import LAYOUTS
 from toolkit.measure.llama_cpp import missing
 from toolkit.measure.packed_model import PackedModel
 from toolkit.measure.rates import Line, fit_line
@@ -32,7 +37,7 @@ from toolkit.measure.turns import measured, take_turns
 from toolkit.models import decoder_blocks
 from toolkit.planner import stand_ins
 from toolkit.planner.ways import BFLOAT16, EXPERTS, NEURONS, RIVAL, STREAMED, WHOLE, ZEROS, PlannedWay, ways
-from toolkit.policies.methods import LLAMA_CPP, PACKED
+from toolkit.policies.methods import GGUF, LLAMA_CPP, PACKED
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import POLICIES
 from toolkit.storage.neuron_packing import LAYOUT
@@ -44,6 +49,7 @@ SIZES = ((512, 1536, 24), (512, 1536, 4), (2048, 5632, 3))
 RIVALS_SIZES = ((1024, 2816, 8), (2048, 5632, 2))  # in F16 a deeper random model is too far from bfloat16
 NEURONS_SIZES = ((512, 1536, 2), (1024, 2816, 2), (2048, 5632, 1))
 HEAD, VOCABULARY = 64, 256
+BLOCKS_BYTES, COLUMNS, BLOCKS_S = 1 << 26, 4096, 0.25  # more bytes than caches hold
 REPETITIONS, TOKENS, SKIPPED, FILLING = 3, 6, 2, 6  # neurons need more tokens before those that count
 READS, TOKENS_READ = 1, 4
 SAME = [torch.tensor([[stand_ins.TOKEN]])] * (SKIPPED + TOKENS)  # of random weights only time is of interest
@@ -82,9 +88,10 @@ class Rates:
     """The time of a token in DRAM by (method, dtype), in llama.cpp by type, of experts by bits; and a read from disk.
 
     `expert`, `neuron` and `neuron_read` are times of one layer: of its experts, of a layer by neuron without its reads,
-    and of these reads. `rival` is empty where llama.cpp cannot run. `slowdown` is the time that products lose for each
-    second of reads beside them: the disk writes into the same memory, and its driver needs a core. `disturbed` is the
-    share of turns beside other work.
+    and of these reads. `rival` is empty where llama.cpp cannot run. `blocks` are GB/s of products with matrices of GGUF
+    files, by the type of their blocks. `slowdown` is the time that products lose for each second of reads beside them:
+    the disk writes into the same memory, and its driver needs a core. `disturbed` is the share of turns beside other
+    work.
     """
 
     token: Mapping[tuple[str, str], Cost]
@@ -93,6 +100,7 @@ class Rates:
     neuron: Cost
     neuron_read: Cost
     rival: Mapping[str, Cost] = field(default_factory=dict)
+    blocks: Mapping[str, float] = field(default_factory=dict)
     slowdown: float = 0.0
     disturbed: float = 0.0
 
@@ -121,6 +129,7 @@ def rates(fresh: bool = False) -> Rates:
         neuron=_cost(neurons["seconds"], 1, neurons["loaded"], neurons["nbytes"]),
         neuron_read=by_read,
         rival=dict(_rivals_costs(times[RIVAL])),
+        blocks=(times[GGUF].set_index("method")["nbytes"] / times[GGUF].set_index("method")["seconds"] / GB).to_dict(),
         slowdown=_slowdown(layers, read),
         disturbed=float(pd.concat(times.values())["disturbed"].mean()),
     )
@@ -141,7 +150,7 @@ def _measures() -> dict[str, Callable[..., pd.DataFrame]]:
     `BY_TORCH` is for layers that go through torch, as those of a model do that is not built like Llama.
     """
     ours = {STREAMED: layer_times, BY_TORCH: torch_times, NEURONS: neuron_times, EXPERTS: mixture_times}
-    return ours | {RIVAL: rival_times}
+    return ours | {RIVAL: rival_times, GGUF: block_times}
 
 
 def _rivals_costs(times: pd.DataFrame) -> Iterator[tuple[str, Cost]]:
@@ -217,6 +226,25 @@ def rival_times() -> pd.DataFrame:
     if missing():
         return pd.DataFrame({name: [] for name in ("method", "layers", "nbytes", "seconds", "disturbed")})
     return pd.concat([_of_rivals(*size) for size in RIVALS_SIZES], ignore_index=True)
+
+
+@measured
+def block_times() -> pd.DataFrame:
+    """A row for each type of blocks of GGUF files: the median product with a matrix of `BLOCKS_BYTES`.
+
+    Columns: method (the type), nbytes, seconds, disturbed (not known).
+    """
+    x, rows = torch.ones(COLUMNS), []
+    for name, layout in LAYOUTS.items():
+        matrix = random_blocks(name, BLOCKS_BYTES // layout.row_bytes(COLUMNS), COLUMNS)
+        matrix.matvec(x)  # compiles
+        seconds: list[float] = []
+        while sum(seconds) < BLOCKS_S:
+            start = perf_counter()
+            matrix.matvec(x)
+            seconds.append(perf_counter() - start)
+        rows.append({"method": name, "nbytes": matrix.nbytes, "seconds": median(seconds), "disturbed": nan})
+    return pd.DataFrame(rows)
 
 
 def _of_size(

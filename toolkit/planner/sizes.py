@@ -1,7 +1,7 @@
 """Bytes of a model's parts as a way stores them, and the memory that `run` needs for it, or slightly more."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from toolkit.costs.experts import active_weights, expert_weights
 from toolkit.errors import UserError
@@ -9,6 +9,7 @@ from toolkit.formats import expected_nbytes
 from toolkit.formats.packed import DTYPES
 from toolkit.models.architectures import ModelShape
 from toolkit.offload.by_neuron import GAP_BYTES, STAGED
+from toolkit.planner.footprint import Footprint
 from toolkit.planner.ways import EXPERTS, INT8, NEURONS, RIVAL, WHOLE, PlannedWay
 from toolkit.policies.placement import Shares, fitting, needed_bytes
 from toolkit.policies.ways import POLICIES
@@ -26,44 +27,13 @@ SLOTS = POLICIES["pipelined"].slots
 MORE_NEEDED = 1.05  # neurons that a token needs, over those that thresholds leave: predictors name some more
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """The DRAM of a way.
-
-    `fixed_bytes` are always held; `units` parts of `unit_bytes` each (layers, or neurons or experts of all layers) are
-    held as far as memory allows, `least_bytes` at least for those under way.
-    """
-
-    fixed_bytes: int
-    unit_bytes: int
-    units: int
-    least_bytes: int
-
-    @property
-    def whole_bytes(self) -> int:
-        """Bytes of all weights."""
-        return self.fixed_bytes + self.units * self.unit_bytes
-
-    @property
-    def needed_bytes(self) -> int:
-        """Bytes below which the way does not run."""
-        return self.fixed_bytes + self.least_bytes
-
-    @property
-    def all_bytes(self) -> int:
-        """Bytes that hold everything, so that a token reads nothing."""
-        return self.fixed_bytes + buffer_bytes(self.units * self.unit_bytes)
-
-    def held_share(self, dram_bytes: float) -> float:
-        """The share of the units that so many bytes hold beside what is fixed."""
-        return max(0.0, min(1.0, (dram_bytes - self.fixed_bytes) / (self.units * self.unit_bytes)))
-
-
 def footprint(shape: ModelShape, way: PlannedWay) -> Footprint:
     """The DRAM that a way of running a model of this shape takes.
 
     Raises `UserError` for experts in few bits where they are stored in 16 only.
     """
+    if way.file:
+        return way.file.memory
     if way.kind == RIVAL:
         return _of_rival(shape, way)
     if way.kind == EXPERTS:
@@ -130,6 +100,8 @@ def head_bytes(shape: ModelShape) -> int:
 
 def token_bytes(shape: ModelShape, way: PlannedWay) -> int:
     """Bytes of weights that one token is multiplied with."""
+    if way.file:
+        return sum(way.file.types.values())
     if way.kind == RIVAL:
         return _rival_bytes(way, used_weights(shape), shape.parameters["head"] or shape.parameters["embedding"])
     if way.kind == NEURONS:

@@ -21,6 +21,7 @@ from toolkit.errors import UserError
 from toolkit.models.architectures import ModelShape
 from toolkit.offload.plan import OF_FREE
 from toolkit.planner import hits, sizes
+from toolkit.planner.footprint import FileBytes, Footprint
 from toolkit.planner.rates import BY_TORCH, DENSE, Cost, Rates, rates
 from toolkit.planner.ways import BFLOAT16, EXPERTS, NEURONS, RIVAL, WHOLE, PlannedWay
 from toolkit.policies.placement import LayerMap
@@ -113,7 +114,7 @@ def speed(shape: ModelShape, way: PlannedWay, machine: Machine, prompt_tokens: i
     return kinds.get(way.kind, _layers)(shape, way, machine, memory, prompt_tokens)
 
 
-def _layers(shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int) -> Speed:
+def _layers(shape: ModelShape, way: PlannedWay, machine: Machine, memory: Footprint, prompt_tokens: int) -> Speed:
     stay = sizes.layers_that_stay(memory, machine.dram_bytes)
     cost = _cost(shape, way, machine)
     layer_s = cost.each_s + memory.unit_bytes / GB / cost.gb_s
@@ -131,6 +132,8 @@ def _layers(shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.
 
 def _cost(shape: ModelShape, way: PlannedWay, machine: Machine) -> Cost:
     """The measured times of the way. Models that are not built like Llama go through torch beside their products."""
+    if way.file:
+        return replace(machine.rates.token[DENSE, BFLOAT16], gb_s=_blocks_gb_s(way.file, machine))
     cost = machine.rates.token[way.method, way.dtype]
     if shape.gated:
         return cost
@@ -139,7 +142,13 @@ def _cost(shape: ModelShape, way: PlannedWay, machine: Machine) -> Cost:
     return replace(cost, **slower)
 
 
-def _passes_s(machine: Machine, memory: sizes.Footprint, stay: int, layer_s: float, head_s: float, count: int) -> float:
+def _blocks_gb_s(file: FileBytes, machine: Machine) -> float:
+    """The rate of products with a file's blocks."""
+    seconds = sum(nbytes / machine.rates.blocks[kind] for kind, nbytes in file.types.items())
+    return sum(file.types.values()) / seconds
+
+
+def _passes_s(machine: Machine, memory: Footprint, stay: int, layer_s: float, head_s: float, count: int) -> float:
     """Seconds of so many tokens, one after the other."""
     read = machine.rates.read
     links = Links(storage_to_dram_gb_s=read.gb_s, storage_to_dram_fixed_s=read.fixed_s)
@@ -152,9 +161,7 @@ def _passes_s(machine: Machine, memory: sizes.Footprint, stay: int, layer_s: flo
     return predict(planned, layers * count, Way("dense", policy="pipelined", device="cpu")).total_s
 
 
-def _neurons(
-    shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int
-) -> Speed:
+def _neurons(shape: ModelShape, way: PlannedWay, machine: Machine, memory: Footprint, prompt_tokens: int) -> Speed:
     """Attention as a dense layer of as many bytes. A layer's neurons are foretold, read, and multiplied with."""
     held, read_share = hits.window_of(way.sparsity, memory.held_share(machine.dram_bytes))
     rates, loaded, block = machine.rates, read_share * shape.ffn, whole_blocks(memory.unit_bytes)
@@ -171,9 +178,7 @@ def _neurons(
     return Speed(compute_s + read_s, first_s, read, dram, held, limit)
 
 
-def _experts(
-    shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int
-) -> Speed:
+def _experts(shape: ModelShape, way: PlannedWay, machine: Machine, memory: Footprint, prompt_tokens: int) -> Speed:
     held = memory.held_share(machine.dram_bytes)
     used = shape.experts_per_token * shape.routed_layers
     missed = 0.0 if held == 1 else used * (1 - hits.expert_hits(shape, held))
@@ -192,6 +197,11 @@ def _experts(
 def _compute_of_experts_s(shape: ModelShape, way: PlannedWay, machine: Machine) -> float:
     """Attention and shared experts as a dense layer of as many bytes; experts at the rate of their own kernel."""
     parts, routed = shape.parameters, shape.routed_layers
+    if way.file:
+        cost, nbytes = machine.rates.expert[sizes.DENSE_BITS], sizes.token_bytes(shape, way)
+        return _cost(shape, way, machine).seconds(shape.layers, nbytes) + routed * cost.seconds(
+            shape.experts_per_token, 0
+        )
     shared = routed * shape.shared_experts * sizes.expert_weights(shape)
     dense = parts["attention"] + parts["ffn"] + parts["router"] + shared
     nbytes = dense * sizes.ELEMENT_BYTES + sizes.head_bytes(shape)
@@ -204,12 +214,15 @@ def _compute_of_experts_s(shape: ModelShape, way: PlannedWay, machine: Machine) 
     return machine.rates.token[DENSE, BFLOAT16].seconds(shape.layers, nbytes) + experts_s
 
 
-def _rival(shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int) -> Speed:
+def _rival(shape: ModelShape, way: PlannedWay, machine: Machine, memory: Footprint, prompt_tokens: int) -> Speed:
     held, used = min(1.0, machine.dram_bytes / memory.unit_bytes), sizes.token_bytes(shape, way)
-    read, cost = round(used * hits.unmapped_share(shape, held)), machine.rates.rival.get(way.name)
+    read = round(used * hits.unmapped_share(shape, held))
+    cost = machine.rates.rival.get(way.method if way.file else way.name)
     read_s = read / GB / machine.rates.read.gb_s
     compute_s = used / GB / machine.profile.dram.bandwidth_gb_s
-    if cost:
+    if cost and way.file:
+        compute_s = cost.seconds(shape.layers, used)
+    elif cost:
         head = sizes.head_bytes(shape)  # in F16, in every type
         compute_s = cost.seconds(shape.layers, used - head) + head / GB / machine.rates.rival[F16].gb_s
     all_s = memory.unit_bytes * (1 - held) / GB / machine.rates.read.gb_s

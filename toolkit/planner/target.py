@@ -18,6 +18,7 @@ from toolkit.models.cutting import ENTRY
 from toolkit.models.loading import gguf_file, parts_of, read_config
 from toolkit.models.shape_of import shape_of
 from toolkit.offload.variant import check_not_packed
+from toolkit.planner.files import ways_of_file
 from toolkit.planner.ways import ZEROS, PlannedWay, ways
 from toolkit.records import line
 
@@ -33,7 +34,8 @@ class Target:
     """A model: its name, its sizes, and what is known of it beside them.
 
     `dtype_bytes` are those of a weight as `load_model` gives it. `loadable`: `load_model(name)` gives its weights. A
-    sparse model has thresholds of its own, and `zeros` is the share of its FFN outputs that they cut.
+    sparse model has thresholds of its own, and `zeros` is the share of its FFN outputs that they cut. `file` is the
+    GGUF file that is the model as it is.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Target:
     loadable: bool
     own_thresholds: bool = False
     zeros: float | None = None
+    file: Path | None = None
 
     @property
     def cut(self) -> tuple[float, ...]:
@@ -53,7 +56,8 @@ class Target:
     @property
     def ways(self) -> list[PlannedWay]:
         """The ways of running it on a CPU, those that do not fit included."""
-        return ways(bool(self.shape.experts), self.cut)
+        of_file = ways_of_file(self.file, self.shape) if self.file else ()
+        return [*ways(bool(self.shape.experts), self.cut), *of_file]
 
     @property
     def nbytes(self) -> float:
@@ -87,10 +91,11 @@ def _registered(name: str) -> Target:
     from toolkit.models.adapters import FILE as ADAPTERS
     from toolkit.models.gguf_header import gguf_shape, read_header
 
-    shape, file = gguf_shape(read_header(gguf_file(name))), parts_of(name)
+    gguf, file = gguf_file(name), parts_of(name)
+    shape = gguf_shape(read_header(gguf))
     target = Target(name, shape, PUBLISHED_BYTES, True)
     if file is None:
-        return target
+        return replace(target, file=gguf)
     if file.name == ADAPTERS:
         quality = pd.read_csv(file.with_name("quality.csv"), index_col="version")
         return replace(target, own_thresholds=True, zeros=float(quality.loc["recovered", "zeros"]))
@@ -112,7 +117,7 @@ def _gguf(text: str, file: Path) -> Target:
     header = read_header(file)
     matrices = [tensor for name, tensor in header.tensors.items() if name.startswith(LAYERS) and len(tensor.shape) > 1]
     nbytes = 4 if {tensor.kind for tensor in matrices} == {"F32"} else PUBLISHED_BYTES
-    return Target(text, gguf_shape(header), nbytes, True)
+    return Target(text, gguf_shape(header), nbytes, True, file=file)
 
 
 def _configured(text: str, folder: Path) -> Target:

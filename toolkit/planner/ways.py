@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from toolkit.planner.footprint import FileBytes
 from toolkit.policies.methods import LLAMA_CPP, PACKED, Method, find_method
 from toolkit.storage.experts import BITS
 from toolkit.studies.forms import HEAD_TOO
@@ -30,7 +31,8 @@ class PlannedWay:
         sparsity: share of zeros, of weights; of neurons, of their outputs.
         bits: of an expert's weight, or of a weight of llama.cpp's file.
         head: as `pack --head` has it.
-        pack, run: options of the commands; None where the toolkit only models the way.
+        pack, run: options of the commands; no `pack` where nothing is packed, or the toolkit only models the way.
+        file: the bytes of a GGUF file that is run as it is.
     """
 
     name: str
@@ -43,6 +45,7 @@ class PlannedWay:
     head: str = WHOLE
     pack: str | None = None
     run: str = ""
+    file: FileBytes | None = None
 
     @property
     def stored(self) -> Method:
@@ -56,8 +59,8 @@ class PlannedWay:
 
     @property
     def runs_here(self) -> bool:
-        """Whether `pack` and `run` do it."""
-        return self.pack is not None
+        """Whether the toolkit does it."""
+        return self.pack is not None or (self.file is not None and self.kind != RIVAL)
 
 
 def ways(experts: bool, zeros: Sequence[float] = ()) -> list[PlannedWay]:
