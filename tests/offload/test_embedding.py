@@ -35,7 +35,7 @@ def packed(tmp_path_factory):
 @pytest.mark.parametrize("family", ["Qwen2", "GPT-NeoX", "GPT-J", "Mistral, windowed", OWN_HEAD])
 def test_logits_are_those_of_the_embedding_in_memory(packed, family, one_thread):
     folder, model = packed(family)
-    with OffloadedModel.open(folder) as opened, torch.no_grad():
+    with OffloadedModel.open(folder, "endor") as opened, torch.no_grad():
         assert isinstance(opened.model.get_input_embeddings(), StoredEmbedding)
         assert torch.equal(opened.model(IDS).logits, model(IDS).logits)
         stored = sum(run.nbytes for run in opened.store.index.rest)
@@ -46,7 +46,7 @@ def test_logits_are_those_of_the_embedding_in_memory(packed, family, one_thread)
 @pytest.mark.parametrize("family", ["Llama, tied", "Gemma3", "OPT, as 350m"])
 def test_the_heads_own_matrix_stays_in_memory(packed, family, one_thread):
     folder, model = packed(family)
-    with OffloadedModel.open(folder) as opened, torch.no_grad():
+    with OffloadedModel.open(folder, "endor") as opened, torch.no_grad():
         assert not isinstance(opened.model.get_input_embeddings(), StoredEmbedding)
         assert torch.equal(opened.model(IDS).logits, model(IDS).logits)
 

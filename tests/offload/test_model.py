@@ -33,7 +33,7 @@ def logits(model) -> torch.Tensor:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_family_gives_the_same_logits_and_tokens_from_disk(packed, family, policy):
     model, folder = packed(family)
-    with OffloadedModel.open(folder, placement=LayerMap(0, 1, LAYERS - 1), policy=policy) as ours:
+    with OffloadedModel.open(folder, "endor", placement=LayerMap(0, 1, LAYERS - 1), policy=policy) as ours:
         assert torch.equal(logits(ours.model), logits(model))
         assert torch.equal(ours.generate(PROMPT, **GREEDY), model.generate(PROMPT, **GREEDY))
 
@@ -132,12 +132,20 @@ def smollm2(tmp_path_factory):
     return model, tokenizer, folder
 
 
+def test_weights_are_multiplied_packed_unless_another_method_is_named(packed):
+    """It is the quick way of every format that has a product of its own, and what the command does."""
+    _, folder = packed("llama")
+    for method, packed_product in {None: True, "endor_packed": True, "endor": False}.items():
+        with OffloadedModel.open(folder, method) as ours:
+            assert ours.strategy._packed is packed_product
+
+
 def test_decoded_weights_give_the_same_logits_as_the_model_in_memory(tmp_path):
     """Every bit of every logit, in the type that `pack` writes: an equal text proves little."""
     model, tokenizer = load_model("smollm2-135m", torch.bfloat16)
     pack_model(model, tmp_path / "store", Linears(("endor",)), "smollm2-135m", tokenizer)
     settings = {"max_new_tokens": 8, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
-    with OffloadedModel.open(tmp_path / "store", dram_bytes=140_000_000) as ours:
+    with OffloadedModel.open(tmp_path / "store", "endor", dram_bytes=140_000_000) as ours:
         prompt = tokenizer("The history of the Roman empire", return_tensors="pt")
         logits, expected = (torch.stack(m.generate(**prompt, **settings).logits) for m in (ours, model))
         assert torch.equal(logits, expected)

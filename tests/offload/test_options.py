@@ -1,11 +1,12 @@
 import pytest
 
 from tests.offload.pretend import DirectThreads
+from toolkit.commands.text import method_of
 from toolkit.errors import UserError
 from toolkit.formats import FORMATS
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.options import Options
-from toolkit.policies.methods import METHODS, Method, find_method
+from toolkit.policies.methods import METHODS, Method, find_method, usual_method
 from toolkit.policies.ways import all_ways
 from toolkit.storage.readers import READERS
 
@@ -46,6 +47,13 @@ def test_what_cannot_be_is_refused_before_anything_is_opened():
             OffloadedModel.open("no folder", **wrong)
     with pytest.raises(TypeError, match="dram"):
         OffloadedModel.open("no folder", dram=5)
+
+
+def test_what_is_run_without_a_method_is_what_the_command_runs():
+    for form in (*FORMATS, "gguf"):
+        assert usual_method(form) == method_of(form, None, "cpu")
+        assert usual_method(form, on_gpu=True) == method_of(form, None, "cuda") == form
+    assert Options().way.method == usual_method("endor") == "endor_packed"
 
 
 def test_every_format_is_a_method_and_every_product_one_more():

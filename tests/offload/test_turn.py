@@ -22,7 +22,7 @@ PATIENCE_S = 60
 def paused(packed):
     """An open model that stops in the middle of a pass until told to go on: the model, `reached` and `go`."""
     reached, go = threading.Event(), threading.Event()
-    with OffloadedModel.open(packed()[1], placement=ON_DISK) as ours:
+    with OffloadedModel.open(packed()[1], "endor", placement=ON_DISK) as ours:
 
         def stop(*_):
             reached.set()
@@ -80,7 +80,7 @@ def test_closing_waits_for_the_pass_and_ends_the_text_with_its_cause(paused):
 
 
 def test_a_model_that_is_closed_during_its_own_pass_says_so(packed):
-    with OffloadedModel.open(packed()[1], placement=ON_DISK) as ours:
+    with OffloadedModel.open(packed()[1], "endor", placement=ON_DISK) as ours:
         ours.model.model.layers[2].register_forward_pre_hook(lambda *_: ours.close())
         with pytest.raises(UserError, match="this model was closed"):
             ours.model(PROMPT)

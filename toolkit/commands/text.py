@@ -97,17 +97,16 @@ def method_of(form: str, weights: str | None, device: str) -> str | None:
 
     Raises `UserError` for a format without a product.
     """
-    from toolkit.formats import READABLE
     from toolkit.offload.model import STRATEGIES
-    from toolkit.policies.methods import GGUF, PACKED
+    from toolkit.policies.methods import PACKED, known_methods, usual_method
 
     if form in STRATEGIES:
         return None
-    with_product = [GGUF, *(name for name, known in READABLE.items() if known.has_matvec)]
     if weights is None:
-        weights = "packed" if form in with_product and device == "cpu" else "decoded"
+        return usual_method(form, device != "cpu")
     if weights == "decoded":
         return form
+    with_product = [name.removesuffix(PACKED) for name in known_methods() if name.endswith(PACKED)]
     if form not in with_product:
         raise UserError(
             f"--weights packed: {form} has no product of its own, only {', '.join(with_product)}; leave --weights out"

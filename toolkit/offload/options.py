@@ -11,7 +11,7 @@ from toolkit.errors import UserError, unknown
 from toolkit.models.experts import Experts
 from toolkit.offload.expert_ffn import Router
 from toolkit.offload.variant import FAVOURITE
-from toolkit.policies.methods import Method, find_method
+from toolkit.policies.methods import Method, find_method, usual_method
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.residency import Residency
 from toolkit.policies.ways import POLICIES, Way
@@ -73,7 +73,8 @@ class Options:
     Args:
         method: a name that `toolkit.policies.methods.find_method` knows: a format, made dense before each product, or
             one with `_packed` behind its name, multiplied as it is. The store must hold the variant of that format.
-            None takes `endor`, else the first format by name; and it is what a folder of neurons needs.
+            None takes `endor`, else the first format by name, multiplied as it is on a CPU if it has a product of its
+            own (`usual_method`); and it is what a folder of neurons needs.
         dram_bytes: hard budget of DRAM for all weights and buffers, but not for activations and the key-value cache;
             None takes nine tenths of what is free.
         memory_bytes: hard limit for all that the process takes on the CPU, as a memory cgroup counts it without pages
@@ -132,7 +133,7 @@ class Options:
     @property
     def stored(self) -> Method:
         """The format that weights are stored in, and where they are decoded."""
-        return find_method(self.method or FAVOURITE)
+        return find_method(self.method or usual_method(FAVOURITE, self.on_gpu))
 
     @property
     def on_gpu(self) -> bool:
@@ -148,4 +149,4 @@ class Options:
     def way(self) -> Way:
         """The same way of running as the cost model and the measurements name it. Its device is "gpu" or "cpu"."""
         path, device = "direct" if self.direct else "host", "gpu" if self.on_gpu else "cpu"
-        return Way(self.method or FAVOURITE, path, self.policy, device)
+        return Way(self.method or usual_method(FAVOURITE, self.on_gpu), path, self.policy, device)

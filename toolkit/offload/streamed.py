@@ -18,7 +18,7 @@ from toolkit.offload.strategy import Opening, Strategy
 from toolkit.offload.streamer import Streamer
 from toolkit.offload.uploader import Uploader
 from toolkit.offload.variant import favourite
-from toolkit.policies.methods import GGUF, PACKED
+from toolkit.policies.methods import usual_method
 from toolkit.storage.readers import open_reader
 
 
@@ -32,7 +32,7 @@ class Streamed(Strategy):
 
     def __init__(self, opening: Opening):
         store, device, budgets = opening.store, opening.device, opening.budgets
-        usual = f"{GGUF}{PACKED}" if GGUF in store.variants else favourite(store.variants)
+        usual = usual_method(favourite(store.variants), opening.options.on_gpu)
         options = replace(opening.options, method=opening.options.method or usual)
         if options.demand is not None:
             raise UserError(f"{store.folder} holds whole layers, no neurons or experts: leave demand out")

@@ -58,6 +58,16 @@ def find_method(name: str) -> Method:
     return known[name]
 
 
+def usual_method(form: str, on_gpu: bool = False) -> str:
+    """The name of the method that a format is run by unless one is asked for.
+
+    On a CPU products are taken with the packed form where it has one of its own: where memory limits, a single token
+    is up to three times as fast.
+    """
+    packed = f"{form}{PACKED}"
+    return packed if packed in known_methods() and not on_gpu else form
+
+
 def known_methods() -> dict[str, Method]:
     """Every method by its name."""
     decoded = {name: Method(name, "dram") for name in READABLE}
