@@ -120,7 +120,7 @@ def run_command(command: Callable[[], int | None], stopped: str = "stopped") -> 
         if interrupts.received():  # a library made another error of it
             return _stopped(stopped)
         message = error if isinstance(error, UserError) else _output_trouble(error) or disk_trouble(error)
-        message = message or _nameless_trouble(error)
+        message = message or _nameless_trouble(error) or _memory_trouble(error)
         if message is None:
             raise
         if isinstance(message, BrokenPipeError):
@@ -181,6 +181,12 @@ def _nameless_trouble(error: Exception) -> UserError | None:
     if not isinstance(error, OSError) or (found := _errno(error)) not in NAMELESS:
         return None
     return UserError("{}; {}".format(*DISK_TROUBLE[found]))
+
+
+def _memory_trouble(error: Exception) -> UserError | None:
+    """The line for memory that the system refused: Python has an error of its own for it, torch has words."""
+    refused = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+    return UserError("memory is short: the system refused to give more; close other programs") if refused else None
 
 
 def _errno(error: BaseException) -> int | None:

@@ -12,11 +12,15 @@ import json
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NotRequired
+from typing import TYPE_CHECKING, Any, NotRequired
 
 from toolkit.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LIMIT_BYTES = 64 << 20
 LIMIT_VALUES = 4_000_000  # aliases in YAML repeat what they name, so a short file can hold billions
@@ -56,6 +60,25 @@ def load_yaml(path: Path) -> Any:
             raise ValueError(fault) from fault
 
     return _load(path, parse, UserError, "cannot be read")
+
+
+def load_csv(path: Path, kinds: Mapping[str, type] = MappingProxyType({})) -> "pd.DataFrame":
+    """A table. Raises `UserError` if it cannot be read, or lacks a column of `kinds`, or one of numbers holds others.
+
+    `kinds`: the columns that are needed, each with `float` for numbers, missing ones too, or `str` for anything.
+    """
+    import pandas as pd
+
+    try:
+        table = pd.read_csv(BytesIO(read_regular(path, LIMIT_BYTES)), low_memory=False)
+    except (OSError, ValueError, OverflowError, pd.errors.ParserError) as fault:
+        raise UserError(f"{path}: cannot be read as a table: {line(fault)}") from fault
+    for name, kind in kinds.items():
+        if name not in table:
+            raise UserError(f"{path}: has no column {name!r}; its columns are {line(', '.join(map(str, table)))}")
+        if kind is float and not (pd.api.types.is_numeric_dtype(table[name]) or table.empty):
+            raise UserError(f"{path}: column {name!r} holds {line(table[name].iloc[0])}; expected numbers")
+    return table
 
 
 def checked(value: object, kind: Any, path: Path | str, error: type[UserError] = UserError, strict: bool = True) -> Any:

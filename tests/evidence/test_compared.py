@@ -30,5 +30,5 @@ def test_a_table_is_drawn_from_its_file_or_refused_in_a_line(tmp_path, capsys):
     TABLE.drop(columns="perplexity").to_csv(tmp_path / "table.csv", index=False)
     assert main([str(tmp_path / "table.csv"), str(tmp_path / "picture.png")]) == 2
     assert "no column 'perplexity'" in capsys.readouterr().err
-    with pytest.raises(UserError, match="no rows"):
+    with pytest.raises(UserError, match="no rows of finite numbers"):
         draw(TABLE[:0])

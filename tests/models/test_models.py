@@ -144,7 +144,7 @@ def test_an_index_names_files_of_its_folder_alone(tmp_path, call, file):
 
 @pytest.mark.parametrize("lost", ["tokenizer.json", "tokenizer*"])
 def test_a_model_without_a_tokenizer_is_refused_before_its_weights_are_read(tmp_path, lost):
-    """transformers makes a tokenizer without words, if there are only its settings."""
+    """transformers makes one without words of the settings alone."""
     write_family("Qwen2", tmp_path, torch.float32)
     for file in tmp_path.glob(lost):
         file.unlink()

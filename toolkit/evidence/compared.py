@@ -8,26 +8,31 @@ import argparse
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from toolkit.errors import UserError, run_command
 from toolkit.evidence.figures import COLUMN_IN, use_style
 from toolkit.files import replacing
+from toolkit.records import load_csv
 
 ENDS = ["tokens_per_s_low", "tokens_per_s_high"]
-COLUMNS = ("way", "tokens_per_s", *ENDS, "perplexity", "model", "limit")
+NAMES = ("way", "tokens_per_s", *ENDS, "perplexity", "model", "limit")
+COLUMNS = {name: str if name in ("way", "model", "limit") else float for name in NAMES}
 LINE = 0.05  # of the fastest way's tokens a second: the height of a label
 RIVAL = "llama.cpp"  # how the ways of another program begin
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """The picture of a table with `COLUMNS`. Raises `UserError` if it lacks one, or has no row."""
-    if missing := [name for name in COLUMNS if name not in table]:
-        raise UserError(f"the table has no column {missing[0]!r}; expected what `run --compare --csv` writes")
+    """The picture of a table with `COLUMNS`: of the rows whose numbers are finite. Raises `UserError` without any."""
+    table = table[
+        np.isfinite(table[[name for name, kind in COLUMNS.items() if kind is float]].astype(float)).all(axis=1)
+    ]
     if table.empty:
-        raise UserError("the table has no rows; expected one a way of running the model")
+        raise UserError("the table has no rows of finite numbers; expected one a way of running the model")
     use_style()
+    table = table.astype({"way": str})
     figure = Figure(figsize=(COLUMN_IN, COLUMN_IN * 0.6), layout="constrained")
     axes = figure.add_subplot()
     for ours, rows in table.groupby(~table["way"].str.startswith(RIVAL)):
@@ -64,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     def run() -> None:
-        figure = draw(pd.read_csv(options.table))
+        figure = draw(load_csv(options.table, COLUMNS))
         with replacing(options.picture) as file:
             figure.savefig(file, format="png", dpi=150)
 

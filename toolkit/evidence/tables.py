@@ -19,6 +19,7 @@ from toolkit.evidence.comparison import COLUMNS as COMPARED
 from toolkit.evidence.comparison import omissions, score
 from toolkit.evidence.meta import Meta, read_meta
 from toolkit.files import make_folder, write_csv
+from toolkit.records import load_csv
 
 COLUMNS = [
     *("notebook", "quantity", "statistic", "value", "unit", "model", "method", "settings", "evidence", "disturbed"),
@@ -180,7 +181,7 @@ def read_results(folder: Path, name: str, ids: Iterable[str] | None = None) -> I
     """Id and `<name>.csv` of all notebooks, or of these, that have one in a folder of results."""
     for id in notebooks() if ids is None else ids:
         if (file := folder / id / f"{name}.csv").is_file():
-            yield id, pd.read_csv(file, low_memory=False)
+            yield id, load_csv(file)
 
 
 def comparisons(folder: Path, ids: Iterable[str] | None = None) -> pd.DataFrame:

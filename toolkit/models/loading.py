@@ -16,11 +16,11 @@ from toolkit import downloads, hub, paths, sources
 from toolkit.cache import cached, kept
 from toolkit.errors import UserError
 from toolkit.files import check_memory, check_space, file_sha256, path_of
-from toolkit.models import adapters, upcycled
+from toolkit.models import adapters, skeleton, upcycled
 from toolkit.models.blocks import cast_parameters
 from toolkit.models.cutting import cut_for_good
 from toolkit.models.plain import plain
-from toolkit.models.weight_map import INDEX, weight_map
+from toolkit.models.weight_map import INDEX, stored_shapes, weight_map
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -165,6 +165,8 @@ def _config(name: str, place: str, options: dict):
     from transformers import AutoConfig
 
     with _loading(name, options):
+        if Path(place).is_dir():  # one line there can ask for a hundred million layers
+            return skeleton.read_config(Path(place), stored_shapes(Path(place)))
         return AutoConfig.from_pretrained(place, **hub.NO_CODE, **options)
 
 

@@ -1,11 +1,25 @@
-"""The index of a checkpoint that lies in several safetensors files: which file holds each tensor."""
+"""The safetensors files of a folder: which tensors they hold by their headers, and what the index of several names."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from toolkit.errors import UserError
-from toolkit.records import line, load_json
+from toolkit.records import line, load_json, regular_size
 
 INDEX = "model.safetensors.index.json"
+
+
+def stored_shapes(folder: Path) -> list[tuple[int, ...]]:
+    """The shapes of all tensors in a folder's files. A damaged file counts as empty: loading it says what is wrong."""
+    from safetensors import SafetensorError, safe_open
+
+    shapes: list[tuple[int, ...]] = []
+    for path in sorted(folder.glob("*.safetensors")):
+        with suppress(SafetensorError, OSError, ValueError):
+            regular_size(path)
+            file = safe_open(path, framework="pt")
+            shapes += [tuple(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118 (not a dict)
+    return shapes
 
 
 def weight_map(index: Path, error: type[UserError] = UserError) -> dict[str, str]:

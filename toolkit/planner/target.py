@@ -17,6 +17,7 @@ from toolkit.models.architectures import ARCHITECTURES, ModelShape
 from toolkit.models.cutting import ENTRY
 from toolkit.models.loading import gguf_file, parts_of, read_config
 from toolkit.models.shape_of import shape_of
+from toolkit.models.weight_map import stored_shapes
 from toolkit.offload.variant import check_not_packed
 from toolkit.planner.files import ways_of_file
 from toolkit.planner.ways import ZEROS, PlannedWay, ways
@@ -125,7 +126,7 @@ def _configured(text: str, folder: Path) -> Target:
     local = folder.is_dir()
     if local:
         check_not_packed(folder)
-    config, shapes = skeleton.read_config(folder, ()) if local else _hub_config(text), []
+    config, shapes = skeleton.read_config(folder, stored_shapes(folder)) if local else _hub_config(text), []
     try:
         skeleton.check_outline(config, lambda outline: shapes.append(shape_of(outline)))
     except Exception as error:  # whatever fails in a foreign file

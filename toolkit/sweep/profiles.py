@@ -16,7 +16,7 @@ QUERIES = {"slurm": ["sinfo", "--noheader"]}  # a command that answers if the ex
 ACCOUNTING = ["sacct", "--noheader", "--allocations"]  # by which the executor asks for states unless told otherwise
 STATUS = "slurm-status-command"
 PATIENCE_S = 30
-EXECUTOR = re.compile("[a-z][a-z0-9-]*")
+EXECUTOR = re.compile("[a-z][a-z0-9-]{0,60}")
 RUN_ID = re.compile(r"^SLURM run ID: (\S+)$", re.MULTILINE)  # in Snakemake's log: the name of all its jobs
 
 
