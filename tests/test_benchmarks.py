@@ -24,6 +24,7 @@ FOLDER = paths.root() / "benchmarks"
 SKIPPED = 77  # the status without a GPU, fio or compressed-tensors
 HELPERS = {"bare", "fio", "gguf_files", "gpu_checks", "gpu_texts", "reports"}
 SMALL = {
+    "blocks": "--types Q4_K Q8_0 F16 --shapes qwen2.5-1.5b --vectors 1 2 --repetitions 1",
     "bitmap": "--rows 64 --columns 64 --repetitions 1",
     "compare_results": "{tmp}/before {tmp}/after",
     "decode_step": "--folder {tmp}/store --tokens 6 --turns 1 --ways dense endor_packed spqr_packed",
@@ -43,6 +44,7 @@ SMALL = {
     "storage_read": "--folder {tmp} --layer-mib 16 --repetitions 1",
 }
 SIZES = {  # constants of the scripts
+    "blocks": {"COLD_BYTES": 1, "SHAPES": {"qwen2.5-1.5b": [(64, 256)]}},
     "neurons": {"COLD_BYTES": 1},
     "neuron_records": {"COLD_BYTES": 1},
     "spqr": {"OTHER_BYTES": 1},

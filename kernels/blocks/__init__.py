@@ -133,7 +133,8 @@ def _prepared(kind: str, x: np.ndarray, make: Callable[[np.ndarray], Task]) -> T
 def _by_gguf(name: str, data: np.ndarray, x: np.ndarray, y: np.ndarray) -> Product:
     def multiply() -> None:
         for first in range(0, len(data), ROWS_AT_ONCE):
-            y[:, first : first + ROWS_AT_ONCE] = x @ _decoded_by_gguf(name, data[first : first + ROWS_AT_ONCE]).T
+            decoded = torch.from_numpy(_decoded_by_gguf(name, data[first : first + ROWS_AT_ONCE]))
+            y[:, first : first + ROWS_AT_ONCE] = dense.matvec(decoded, torch.from_numpy(x)).numpy()
 
     return Product(Task(multiply, ()))
 
@@ -147,7 +148,8 @@ def _decoded_by_gguf(name: str, data: np.ndarray) -> np.ndarray:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    return dequantize(data, GGMLQuantizationType[name])
+    with np.errstate(all="ignore"):  # bytes may say anything
+        return np.ascontiguousarray(dequantize(data, GGMLQuantizationType[name]), np.float32)
 
 
 @dataclass(frozen=True)

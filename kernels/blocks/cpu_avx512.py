@@ -42,7 +42,7 @@ from toolkit.kernels.engine.simd import (
 )
 
 AHEAD = 4096  # bytes: the hardware's own prefetching stops at the end of a page
-AT_ONCE = 4  # vectors, which share unpacked codes
+AT_ONCE = 4  # vectors, which share unpacked codes; two of fewer
 LANES, REGISTER = 16, 64  # of 32 bits, and bytes
 WIDTH = 256  # columns of a wide block
 PARTS = 16  # of a wide block, of as many columns; each has a scale
@@ -462,13 +462,15 @@ def product(name: str):
 
     @compiled
     def product(data, codes, scales, more, y, first, last):
-        together = len(codes) // AT_ONCE * AT_ONCE
+        vectors, rows = y.shape
+        fours, twos = vectors // AT_ONCE * AT_ONCE, vectors // 2 * 2
         for row in range(first, last):
-            for vector in range(0, together, AT_ONCE):
-                sums = multiply(data, row, codes, scales, more, vector, AT_ONCE)
-                store_rows(y, vector * y.shape[1] + row, y.shape[1], sums, 1)
-            for vector in range(together, len(codes)):
-                store_rows(y, vector * y.shape[1] + row, 0, multiply(data, row, codes, scales, more, vector, 1), 1)
+            for vector in range(0, fours, AT_ONCE):
+                store_rows(y, vector * rows + row, rows, multiply(data, row, codes, scales, more, vector, AT_ONCE), 1)
+            for vector in range(fours, twos, 2):
+                store_rows(y, vector * rows + row, rows, multiply(data, row, codes, scales, more, vector, 2), 1)
+            for vector in range(twos, vectors):
+                store_rows(y, vector * rows + row, rows, multiply(data, row, codes, scales, more, vector, 1), 1)
 
     return product
 

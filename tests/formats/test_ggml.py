@@ -1,13 +1,12 @@
-"""Blocks of GGUF files: decoded as by the package `gguf`, and multiplied as llama.cpp does, whose rounding is here."""
-
-import ctypes
-import mmap
+"""Blocks of GGUF files: decoded as by the package `gguf`, and multiplied as llama.cpp multiplies."""
 
 import numpy as np
 import pytest
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from tests import naive_blocks
+from tests.kernels.families import at_the_end_of_memory
 from toolkit.errors import UserError
 from toolkit.formats.ggml import TYPES
 from toolkit.formats.twins import random_blocks
@@ -17,9 +16,6 @@ from toolkit.kernels.engine.parallel import Program, stages
 
 ROUNDED = [name for name in TYPES if name not in PLAIN]
 WAYS = [(name, way) for name in ROUNDED for way in blocks.backends(name).available() if way != "gguf"]
-
-
-NOBODY = 0  # PROT_NONE of mprotect
 
 
 @pytest.fixture
@@ -35,35 +31,18 @@ def no_library(monkeypatch):
 
 
 def decoded(packed):
-    """The fp64 matrix by the package `gguf`."""
-    kind = GGMLQuantizationType[packed.name]
-    return np.array(dequantize(packed.data.numpy(), kind), np.float64).reshape(packed.shape)
-
-
-def rounded(name, x):
-    """Vectors as llama.cpp rounds them for the product: 8 bits, a scale for every 32 columns, or 256."""
-    width = 256 if ggml.functions(name).rounded == "Q8_K" else 32
-    parts = x.reshape(len(x), -1, width)
-    largest = np.abs(parts).max(-1, keepdims=True)
-    steps = np.float32(127) / np.where(largest > 0, largest, np.float32(1))
-    scales = largest / np.float32(127)
-    if width == 32:
-        scales = scales.astype(np.float16)
-    return (np.rint(parts * steps) * scales.astype(np.float64)).reshape(x.shape)
+    return naive_blocks.decoded(packed.name, packed.data, packed.shape)
 
 
 def check_product(packed, way, vectors, seed=0):
     x = np.random.default_rng(seed).standard_normal((vectors, packed.shape[1]), np.float32)
-    weight = decoded(packed)
     found = blocks.matvec(packed.name, packed.data, torch.from_numpy(x), backend=way).numpy()
-    given = rounded(packed.name, x)
-    magnitude = np.abs(given) @ np.abs(weight).T
-    # types with minima multiply these by sums of the vector, in fp16
-    loose = 2**-10 if packed.name in ("Q4_1", "Q5_1") else 0
-    np.testing.assert_array_less(np.abs(found - given @ weight.T), (1e-5 + loose) * magnitude + 1e-12)
+    expected, allowed = naive_blocks.product(packed.name, packed.data, x)
+    np.testing.assert_array_less(np.abs(found - expected), allowed)
     # against the vector itself: half a step of its blocks' largest element, and half a unit of scales in fp16
-    off = np.abs(x).max() * (1 / 254 + 2**-11 + loose)
-    np.testing.assert_array_less(np.abs(found - x @ weight.T), off * np.abs(weight).sum(1) + 1e-5 * magnitude)
+    weight = decoded(packed)
+    off = np.abs(x).max() * (1 / 254 + 2**-11) * np.abs(weight).sum(1)
+    np.testing.assert_array_less(np.abs(found - x @ weight.T), off + allowed)
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -125,24 +104,13 @@ def test_any_bytes_are_taken(name, way):
         data = np.full((3, 1024 // layout.elements * layout.nbytes), fill or 0, np.uint8)
         if fill is None:
             data[:] = np.random.default_rng(0).integers(0, 256, data.shape, np.uint8)
-        packed = TYPES[name]((3, 1024), at_the_end_of_memory(data))
+        packed = TYPES[name]((3, 1024), at_the_end_of_memory(torch.from_numpy(data)))
         packed.decode()
         for vectors in (1, 5):
             for x in (torch.ones(vectors, 1024), torch.full((vectors, 1024), torch.nan), torch.zeros(vectors, 1024)):
                 found = blocks.matvec(name, packed.data, x, backend=way)
                 assert found.shape == (vectors, 3)
     assert torch.equal(blocks.matvec(name, random_blocks(name, 3, 1024).data, x), torch.zeros(vectors, 3))
-
-
-def at_the_end_of_memory(data):
-    """A copy, behind which lies a page that nobody may read."""
-    page = mmap.PAGESIZE
-    size = -(-data.nbytes // page) * page
-    memory = mmap.mmap(-1, size + page)
-    place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    assert ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(place + size), page, NOBODY) == 0
-    copy = torch.frombuffer(memory, dtype=torch.uint8, offset=size - data.nbytes, count=data.nbytes)
-    return copy.copy_(torch.from_numpy(data).flatten()).view(data.shape)
 
 
 @pytest.mark.parametrize("name", TYPES)

@@ -17,8 +17,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests import naive_spqr
-from toolkit.kernels import bitmap, csr, dense, neurons, spqr
+from tests import naive_blocks, naive_spqr
+from toolkit.formats.twins import random_blocks
+from toolkit.kernels import bitmap, blocks, csr, dense, neurons, spqr
 from toolkit.kernels.engine import backends
 from toolkit.kernels.neurons.records import SECTIONS, section_bytes
 from toolkit.quantization.neuron_records import decode, record_bytes
@@ -359,6 +360,35 @@ def _records(bits):
     )
 
 
+def _blocks(name):
+    """Types whose blocks have 32 columns; `tests/formats/test_ggml.py` has all."""
+
+    def judge(data, x, backend):
+        if backend == "gguf":
+            weight = torch.from_numpy(naive_blocks.decoded(name, data, (len(data), x.shape[1])))
+            return _of_rows(weight, x, backend)
+        return map(torch.from_numpy, naive_blocks.product(name, data, x.float().numpy()))
+
+    def decode(data, out, backend):
+        blocks.decode(name, data, out)
+        return out
+
+    return Family(
+        f"blocks {name}",
+        blocks,
+        lambda shape, seed: random_blocks(name, *shape, seed).data,
+        lambda data, x, out, backend: blocks.matvec(name, data, x, out, backend),
+        judge,
+        lambda data, move: move(data),
+        shapes=((1, 32), (5, 64), (7, 96), (13, 992), (3, 4128)),
+        step=32,
+        harmed=lambda data, generator: torch.randint(0, 256, data.shape, generator=generator, dtype=torch.uint8),
+        decode=decode,
+        dense=lambda data, shape, seed: torch.from_numpy(naive_blocks.decoded(name, data, shape)).float(),
+        dtypes=(torch.float32, torch.float16, torch.bfloat16, torch.float64),
+    )
+
+
 CASES = [  # of bundled neurons: type, activation, parts; compiled once each, and used by all tests
     (torch.float16, "relu", 2),
     (torch.float32, "silu", 3),
@@ -371,6 +401,7 @@ FAMILIES = [
     *map(_outliers, csr.STORAGES),
     *(_neurons(*case) for case in CASES),
     *map(_records, (4, 2)),
+    *map(_blocks, ("Q8_0", "Q4_1")),
 ]
 
 

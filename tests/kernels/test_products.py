@@ -150,7 +150,7 @@ def test_contents_of_any_kind_keep_a_product_within_its_tensors(pair):
     generator = torch.Generator().manual_seed(0)
     place = (lambda tensor: tensor.to(DEVICE)) if ON_GPU else at_the_end_of_memory
     for case in range(4 if SIMULATED else 40):
-        shape = (10, (40, 100, 4104, 70_000)[case % 4])
+        shape = (10, -(-(40, 100, 4104, 70_000)[case % 4] // family.step) * family.step)
         if SIMULATED:
             shape = (5, (20, 40)[case % 2])
         harmed = family.moved(family.harmed(family.make(shape, 0), generator), place)
@@ -191,14 +191,15 @@ def test_wrong_arguments_are_refused_before_any_kernel_runs(family, monkeypatch)
     ):
         with pytest.raises((ValueError, UserError), match=r"expected|must be"):
             family.multiply(matrix, given, out, "auto")
-    with pytest.raises(UserError, match=r"unknown backend 'lut'; choose from: .*auto.*portable|unknown.*table"):
+    with pytest.raises(UserError, match=r"unknown backend 'lut'; choose from: .*auto.*(portable|table|gguf)"):
         family.multiply(matrix, x, None, "lut")
     for name in family.module.BACKENDS.for_gpus:
         with pytest.raises(UserError, match=r"backend 'cuda\w*' (needs|works)"):
             family.multiply(matrix, x, None, name)
     monkeypatch.setattr(backends, "host_has", lambda feature: feature not in ("fma", "avx512f"))
-    with pytest.raises(UserError, match=r"backend 'avx2' needs a CPU with fma; this one can run: (portable|table)"):
-        family.multiply(matrix, x, None, "avx2")
+    needing = next(name for name, backend in family.module.BACKENDS.items() if "fma" in backend.features)
+    with pytest.raises(UserError, match=rf"backend '{needing}' needs a CPU with .*fma; this one can run: \w+"):
+        family.multiply(matrix, x, None, needing)
     assert family.multiply(matrix, x, None, "auto").shape == (rows,), "auto takes what the CPU can run"
     assert neurons.BACKENDS.available()[-1] == "portable"
 

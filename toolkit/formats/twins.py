@@ -105,7 +105,7 @@ def random_blocks(name: str, rows: int, columns: int, seed: int = 0, deviation: 
         count = rows * layout.row_bytes(columns)
         data = rng.integers(0, 1 << 64, -(-count // 8), np.uint64).view(np.uint8)[:count]
         _set_scales(name, data.reshape(-1, layout.nbytes), deviation, rng)
-        data = torch.from_numpy(data).view(rows, -1)
+        data = torch.from_numpy(data).view(rows, layout.row_bytes(columns))
     return TYPES[name]((rows, columns), data)
 
 
