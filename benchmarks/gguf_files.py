@@ -81,9 +81,13 @@ class Case:
     ignored: str = ""
     """A part of the model that llama.cpp leaves out by design."""
 
+    def all_fields(self) -> dict[str, Any]:
+        """The fields of the configuration, those of all cases among them."""
+        return SIZES | dict(self.fields)
+
     def model(self) -> nn.Module:
         """The model with random weights, fp32, the same ones each time."""
-        config = transformers.AutoConfig.for_model(self.model_type, **SIZES | dict(self.fields))
+        config = transformers.AutoConfig.for_model(self.model_type, **self.all_fields())
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **NO_CODE).eval()
         numbers = torch.Generator().manual_seed(0)
         with torch.no_grad():
@@ -114,14 +118,14 @@ def write(
         more: further keys of the architecture, or other values for them.
     """
     writer = gguf.GGUFWriter(file, case.architecture, split_max_tensors=pieces)
-    _describe(writer, model.config, case)
-    _add_words(writer)
+    describe(writer, model.config, case)
+    add_words(writer)
     for key, value in more.items():
         add = writer.add_string if isinstance(value, str) else writer.add_bool if isinstance(value, bool) else None
         add = add or (writer.add_uint32 if isinstance(value, int) else writer.add_float32)
         writer.kv_data[0].pop(name := f"{case.architecture}.{key.replace('__', '.')}", None)
         add(name, value)
-    for name, values in _tensors(model, case.architecture):
+    for name, values in tensors(model, case.architecture):
         array, matrix = values.detach().float().contiguous().numpy(), values.ndim > 1 and "gate_inp" not in name
         raw = gguf.GGMLQuantizationType[kind] if matrix else gguf.GGMLQuantizationType.F32
         blocks = quantise(kind, array) if quantise and matrix else gguf.quants.quantize(array, raw)
@@ -130,7 +134,7 @@ def write(
         step()
 
 
-def _describe(writer, config, case: Case) -> None:
+def describe(writer, config, case: Case) -> None:
     """The keys that the converter writes, each class of it (`set_gguf_parameters`)."""
     get = lambda name, other=None: getattr(config, name, other)  # noqa: E731
     heads, hidden = config.num_attention_heads, config.hidden_size
@@ -231,21 +235,25 @@ OTHERS: Mapping[str, Callable] = {
 }
 
 
-def _add_words(writer) -> None:
-    """A byte-level vocabulary: special tokens, letters, a merge, and words that no text has."""
+def add_words(writer, count: int = WORDS, ends: bool = True) -> None:
+    """A byte-level vocabulary: special tokens, letters, a merge, and words that no text has.
+
+    Unless `ends`, no token ends a text.
+    """
     words = ["<unk>", "<s>", "</s>", *map(chr, range(97, 123)), "Ġ", "he", "Ġt"]
-    words += [f"w{number}" for number in range(len(words), WORDS)]
+    words += [f"w{number}" for number in range(len(words), count)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(words)
-    writer.add_token_types([3, 3, 3] + [1] * (WORDS - 3))
+    writer.add_token_types([3, 3, 3] + [1] * (count - 3))
     writer.add_token_merges(["h e", "Ġ t"])
     writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
+    if ends:
+        writer.add_eos_token_id(2)
     writer.add_add_bos_token(False)
 
 
-def _tensors(model: nn.Module, architecture: str) -> Iterator[tuple[str, Tensor]]:
+def tensors(model: nn.Module, architecture: str) -> Iterator[tuple[str, Tensor]]:
     """Names and values as the converter writes them."""
     config = model.config
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)

@@ -22,7 +22,7 @@ from toolkit.storage.packing import Linears, pack_model
 
 FOLDER = paths.root() / "benchmarks"
 SKIPPED = 77  # the status without a GPU, fio or compressed-tensors
-HELPERS = {"bare", "fio", "gguf_files", "gpu_checks", "gpu_texts", "reports"}
+HELPERS = {"bare", "fio", "gguf_files", "gguf_twins", "gpu_checks", "gpu_texts", "reports"}
 SMALL = {
     "blocks": "--types Q4_K Q8_0 F16 --shapes qwen2.5-1.5b --vectors 1 2 --repetitions 1",
     "bitmap": "--rows 64 --columns 64 --repetitions 1",
@@ -30,6 +30,7 @@ SMALL = {
     "decode_step": "--folder {tmp}/store --tokens 6 --turns 1 --ways dense endor_packed spqr_packed",
     "draft": "{tmp}/packed {tmp}/packed --draft-method endor_packed --drafted 2 --tokens 6 --prompts 1",
     "gguf_logits": "--cases llama",
+    "gguf_processes": "--ours",
     "gpu": "--only outliers --repetitions 1",
     "hot_cold": "--neurons 4096 --tokens 8 --repetitions 1",
     "int8": "--rows 64 --columns 64 --repetitions 1",
@@ -50,7 +51,7 @@ SIZES = {  # constants of the scripts
     "spqr": {"OTHER_BYTES": 1},
     "decode_step": {"RIVALS": (), "LAYERS": 2, "VOCABULARY": 512, "READ_BYTES": 1 << 20},
 }
-NEEDS = {"gguf_logits", "gpu", "memory_limits", "sparse_bitmask", "storage_fio", "storage_read"}
+NEEDS = {"gguf_logits", "gguf_processes", "gpu", "memory_limits", "sparse_bitmask", "storage_fio", "storage_read"}
 
 
 @pytest.fixture
@@ -85,6 +86,8 @@ def test_a_benchmark_runs(small, monkeypatch, capsys, name):
         monkeypatch.setattr(module, "LLAMA_CPP", ())
     if name == "gguf_logits":  # so would this one's
         monkeypatch.setattr(module.llama_cpp, "missing", lambda: "no llama.cpp")
+    if name == "gguf_processes":  # it would run whole processes for minutes
+        monkeypatch.setattr(module, "missing", lambda: "no cgroup")
     monkeypatch.setattr(sys, "argv", [name, *SMALL[name].format(tmp=small).split()])
     status = module.main()
     printed = capsys.readouterr().out

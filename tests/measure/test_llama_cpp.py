@@ -39,7 +39,7 @@ for line in sys.stdin:
 def model(tmp_path, monkeypatch):
     monkeypatch.setitem(shapes.SHAPES, "toy-llama", TOYS["toy-llama"])
     (tmp_path / "driver.py").write_text(STAND_IN)
-    monkeypatch.setattr(llama_cpp, "_python", lambda: sys.executable)
+    monkeypatch.setattr(llama_cpp, "interpreter", lambda: sys.executable)
     monkeypatch.setattr(llama_cpp_driver, "__file__", str(tmp_path / "driver.py"))
     model = twin_model("toy-llama", 2)
     with torch.no_grad():
@@ -128,7 +128,7 @@ def test_it_is_missing_where_it_cannot_be_installed_and_says_why(tmp_path, monke
     failed = subprocess.CompletedProcess((), 1, "", "much ado\nno such package")
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(subprocess, "run", lambda *given, **options: failed)
-    caches = llama_cpp._python, llama_cpp._not_installed
+    caches = llama_cpp.interpreter, llama_cpp._not_installed
     for each in caches:
         each.cache_clear()
     assert "no such package" in llama_cpp.missing()

@@ -23,6 +23,7 @@ from toolkit.storage.gguf_store import GgufStore
 
 sys.path.append(str(paths.root() / "benchmarks"))  # as the scripts there find their helpers
 from gguf_files import CASES, WORDS, write
+from gguf_twins import TWINS, write_twin
 
 TOKENS = (torch.arange(40) * 37 % WORDS)[None]
 EXACT = 1e-4  # of the logits' standard deviation, with weights decoded
@@ -126,6 +127,23 @@ def test_the_least_memory_gives_the_same_logits(tmp_path, name):
             assert torch.equal(found, logits(whole.model))
             assert difference(found, logits(original)) < EXACT
             assert sum(it[2] for it in opened.timeline.nearest() if it[0] == "read") > whole.store.ops_bytes
+
+
+@pytest.mark.parametrize("name", ["llama2-7b", "gpt-oss-20b"])
+def test_a_twin_of_a_large_model_runs(tmp_path, monkeypatch, name):
+    """Here with few columns: types, shapes and order are those of the file that is timed."""
+    small = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 512, "num_hidden_layers": 4, "head_dim": 64}
+    small |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    twin = TWINS[name]
+    case = replace(twin.case, fields=dict(twin.case.fields) | small)
+    monkeypatch.setitem(TWINS, name, replace(twin, case=case))
+    write_twin(name, file := tmp_path / "twin.gguf")
+    kinds = {tensor.kind for tensor in read_header(file).tensors.values()}
+    assert kinds == {"F32", *(("Q4_K", "Q6_K") if twin.mixed else ("MXFP4", "Q8_0"))}
+    with OffloadedModel.open(file) as opened:
+        found = logits(opened.model, TOKENS)
+    assert bool(found.isfinite().all())
+    assert float(found.std()) > 0.1
 
 
 @pytest.mark.parametrize("name", ["llama, tied", "qwen3moe"])

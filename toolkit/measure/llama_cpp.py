@@ -48,7 +48,7 @@ def missing(limited: bool = False) -> str | None:
 def _not_installed() -> str | None:
     """Why it cannot be installed, asked once a process: a failed installation takes minutes."""
     try:
-        _python()
+        interpreter()
     except UserError as error:
         return str(error)
     return None
@@ -56,7 +56,7 @@ def _not_installed() -> str | None:
 
 def library() -> Path:
     """llama.cpp itself, compiled. Raises `UserError` if it cannot be installed."""
-    return next(_python().parents[1].glob(f"lib/python*/site-packages/{PACKAGE}/*.so"))
+    return next(interpreter().parents[1].glob(f"lib/python*/site-packages/{PACKAGE}/*.so"))
 
 
 class LlamaCpp(Contestant):
@@ -91,7 +91,7 @@ class LlamaCpp(Contestant):
         gguf: Path | None = None,
     ):
         self.name, self.text, self.labels, self.mapped = method, text, labels or {}, mapped
-        self.limited, python = memory_bytes is not None, _python()
+        self.limited, python = memory_bytes is not None, interpreter()
         self.mode = LIMITED if self.limited else MODE if mapped else "memory"
         self.recorder = ReportedTime()
         file = gguf or folder / f"{LLAMA_CPP[method]}.gguf"
@@ -188,7 +188,7 @@ def _quantise(method: str):
 
 
 @functools.cache
-def _python() -> Path:
+def interpreter() -> Path:
     """The interpreter of llama.cpp's environment, which is made first if need be."""
     return cached("environments", {"package": PACKAGE, "version": VERSION}, (), _install) / "bin" / "python"
 

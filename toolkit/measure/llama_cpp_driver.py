@@ -1,13 +1,14 @@
 """Runs llama.cpp in its own environment, which has `xllamacpp` and nothing of this toolkit.
 
-    python llama_cpp_driver.py FILE.gguf THREADS CONTEXT [loaded]
+    python llama_cpp_driver.py FILE.gguf THREADS CONTEXT [loaded | repacked]
 
 Each line on stdin is a request, a JSON object; each line on stdout is the answer to one. `{"tokens": [7]}` takes these
 tokens through the model in one pass. With `"drop": [first, end]` the file's pages between these bytes are dropped
 before it, so that they are read from the disk. The answer has `seconds` of the pass and `read_bytes`, what the process
 read from the disk in it. With `"probabilities": n` it also has `log_probabilities` of the next token, for tokens 0 to
-n - 1. With `"generate": n` n tokens follow the given ones; the answer has `seconds` of one of them. With `"text": n`
-it has the likeliest `tokens` themselves. The first line on stdout is `{}`: the model is loaded.
+n - 1. With `"generate": n` n tokens follow the given ones, sampled if there is a `temperature` above 0; the answer has
+`seconds` of one of them, and `read_bytes` of all. With `"text": n` it has the likeliest `tokens` themselves. The first
+line on stdout is `{}`: the model is loaded.
 """
 
 import ctypes
@@ -18,7 +19,7 @@ import sys
 import time
 
 MADV_DONTNEED = 4
-LOADED = "loaded"
+LOADED, REPACKED = "loaded", "repacked"
 LEAST_CONTEXT = 64
 
 
@@ -27,7 +28,7 @@ def main() -> None:
     file, threads, context = os.path.realpath(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what llama.cpp prints must not come between the answers
-    server = open_server(file, threads, context, mapped=LOADED not in sys.argv[4:])
+    server = open_server(file, threads, context, LOADED not in sys.argv[4:], REPACKED in sys.argv[4:])
     answers.write("{}\n")
     for line in sys.stdin:
         answers.write(json.dumps(answer(server, file, json.loads(line))) + "\n")
@@ -35,10 +36,11 @@ def main() -> None:
     os._exit(0)  # its threads need not be waited for
 
 
-def open_server(file: str, threads: int, context: int, mapped: bool):
+def open_server(file: str, threads: int, context: int, mapped: bool, repacked: bool = False):
     """llama.cpp with the model mapped, without the repacked copies of weights that it would keep; or else loaded.
 
-    Prompt and generated text together may have `context` tokens.
+    It is mapped and has those copies, too, if it is `repacked`, which is llama.cpp's default. Prompt and generated text
+    together may have `context` tokens.
     """
     import xllamacpp
 
@@ -46,7 +48,7 @@ def open_server(file: str, threads: int, context: int, mapped: bool):
     params.model.path = file
     modes = xllamacpp.llama_load_mode
     params.load_mode = modes.LLAMA_LOAD_MODE_MMAP if mapped else modes.LLAMA_LOAD_MODE_NONE
-    params.no_extra_bufts = mapped
+    params.no_extra_bufts = mapped and not repacked
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.n_parallel, params.n_ctx = 1, max(LEAST_CONTEXT, context + 1)
     params.cache_prompt, params.cache_ram_mib = False, 0
@@ -57,7 +59,9 @@ def open_server(file: str, threads: int, context: int, mapped: bool):
 def answer(server, file: str, request: dict) -> dict:
     """One pass through the model. Raises `RuntimeError` if llama.cpp does not give it."""
     if "generate" in request:
-        return {"seconds": generate(server, request["tokens"], request["generate"])}
+        before = read_bytes()
+        seconds = generate(server, request["tokens"], request["generate"], request.get("temperature", 0.0))
+        return {"seconds": seconds, "read_bytes": read_bytes() - before}
     if "text" in request:
         return {"tokens": text(server, request["tokens"], request["text"])}
     if request.get("drop"):
@@ -77,9 +81,9 @@ def answer(server, file: str, request: dict) -> dict:
     return reply
 
 
-def generate(server, tokens: list[int], count: int) -> float:
+def generate(server, tokens: list[int], count: int, temperature: float) -> float:
     """Seconds a token by llama.cpp's own clock. Raises `RuntimeError` if llama.cpp does not give as many."""
-    task = {"prompt": tokens, "n_predict": count, "temperature": 0.0, "cache_prompt": False, "ignore_eos": True}
+    task = {"prompt": tokens, "n_predict": count, "temperature": temperature, "cache_prompt": False, "ignore_eos": True}
     completion = server.handle_completions(task)
     if completion.get("timings", {}).get("predicted_n") != count:
         raise RuntimeError(f"llama.cpp answered {completion}")
