@@ -103,6 +103,12 @@ FAMILIES: dict[str, tuple[str, dict]] = {
         "v_head_dim": 16, "moe_topk": 2, "n_routed_experts": 4, "zero_expert_num": 2, "expert_ffn_hidden_size": 32,
         "max_position_embeddings": 640,
     }),
+    "DeepSeek-V4": ("DeepseekV4", {  # the first block routes by the ids of tokens
+        "vocab_size": WORDS, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
+        "q_lora_rank": 24, "n_routed_experts": 4, "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 2,
+        "index_head_dim": 16, "index_topk": 8, "sliding_window": 16, "mlp_layer_types": ["hash_moe", "moe"],
+        "max_position_embeddings": 640, "partial_rotary_factor": 0.5, **EXPERTS,
+    }),
     "BioGPT": ("BioGpt", ENCODER),
     "ModernBERT, decoder": ("ModernBertDecoder", LLAMA | {"pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}),
     "Arcee": ("Arcee", LLAMA),

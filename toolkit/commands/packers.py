@@ -237,6 +237,7 @@ def pack_by_expert(options: Namespace) -> tuple:
 
     model, tokenizer = load_model(options.model, torch_dtype(options.dtype or WRITTEN))
     bits = None if options.bits == EXPERT_BITS[0] else options.bits
+    WholeExperts(bits).check(model)
     if options.mixed:
         bits = _bits_by_usage(options, model, tokenizer)
     pack_model(model, options.out, WholeExperts(bits), options.model, tokenizer, head=_head(options, model, tokenizer))

@@ -19,6 +19,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
+from toolkit import hub
 from toolkit.errors import UserError
 from toolkit.models.activation import name_of
 from toolkit.models.blocks import decoder_blocks
@@ -88,15 +89,15 @@ class Experts:
     def route(self, x: Float[Tensor, "tokens hidden"]) -> Routed:
         """The experts of each token, and the weights of their outputs, as the model's own router gives them.
 
-        The mixture runs until it calls its experts. Raises `UserError` for one that does not run by itself.
+        The mixture runs until it calls its experts. Raises `UserError` for one that does not run by itself, such as
+        one that routes by the ids of tokens.
         """
+        alone = hub.foreign_code(f"{type(self.module).__name__} does not choose experts by its input alone")
         try:
-            with attached([self.routed.register_forward_pre_hook(_stop)]):
+            with alone, attached([self.routed.register_forward_pre_hook(_stop)]):
                 self.module(x[None])
         except _Chosen as chosen:
             return chosen.ids, chosen.weights
-        except TypeError as error:
-            raise UserError(f"{type(self.module).__name__} does not run by itself: {error}") from error
         raise UserError(f"{type(self.module).__name__} calls no experts")
 
     @cached_property

@@ -79,7 +79,10 @@ def ffn_of(block: nn.Module, number: int) -> FFN:
     """The FFN of one decoder block. Raises `UserError`, with the block's number, as `decoder_ffns` does."""
     experts = sum(len(it) for it in block.modules() if isinstance(it, RoutedExperts))
     if experts:
-        raise UserError(f"block {number} has {experts} experts; store each by itself (`pack --method experts`)")
+        raise UserError(
+            f"block {number} has {experts} experts; store each by itself (`pack --method experts`), or choose a method "
+            "of all linears, such as spqr"
+        )
     found = [_made(module, form) for module in block.modules() if (form := _form(module, module is block))]
     found.sort(key=lambda ffn: (ffn.module is not block, ffn.neurons))
     if not found:

@@ -49,8 +49,16 @@ class WholeExperts(Layout):
     variants = (LAYOUT,)
 
     def check(self, model: nn.Module) -> None:
-        """Raise `UserError` for a model without experts, unknown bits, or few bits of experts without neurons."""
+        """Raise `UserError` for a model without experts, unknown bits, or few bits of experts without neurons.
+
+        Also for a router that needs more than the mixture's input, since experts are chosen before they are read.
+        """
         self._bits(model)
+        for layer, experts in mixtures_by_layer(model).items():
+            try:
+                _ = experts.per_token
+            except UserError as error:
+                raise UserError(f"block {layer}: {error}; choose a method of all linears, such as spqr") from error
 
     def weights(self, model: nn.Module) -> list[Tensor]:
         """The weights of the routed experts."""
