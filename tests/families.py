@@ -109,6 +109,12 @@ FAMILIES: dict[str, tuple[str, dict]] = {
         "index_head_dim": 16, "index_topk": 8, "sliding_window": 16, "mlp_layer_types": ["hash_moe", "moe"],
         "max_position_embeddings": 640, "partial_rotary_factor": 0.5, **EXPERTS,
     }),
+    "Inkling 2": ("Inkling2Text", {  # some parameters stay in float32
+        "vocab_size": WORDS, "unpadded_vocab_size": WORDS, "hidden_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 2, "swa_head_dim": 16, "sliding_window_size": 7, "d_rel": 8, "rel_extent": 32,
+        "n_routed_experts": 4, "max_position_embeddings": 640, "bos_token_id": 1, "eos_token_id": 2, **EXPERTS,
+    }),
     "BioGPT": ("BioGpt", ENCODER),
     "ModernBERT, decoder": ("ModernBertDecoder", LLAMA | {"pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}),
     "Arcee": ("Arcee", LLAMA),

@@ -20,7 +20,7 @@ CHANGES = {
 WITHOUT = {  # experts, more than linears, an activation with weights, no FFN
     "BitNet", "Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE", "GptOss", "JetMoE", "GraniteMoE", "PhiMoE", "GLM4-MoE",
     "DeepSeek-V3", "Ernie 4.5 MoE", "MiniMax", "DBRX", "Apertus", "Qwen3-Next", "Mamba", "BERT", "RoBERTa", "BART",
-    "Gemma3n, sparse", "DeepSeek-V4",
+    "Gemma3n, sparse", "DeepSeek-V4", "Inkling 2",
 }  # fmt: skip
 
 

@@ -11,6 +11,8 @@ from tests.families import write_family
 from toolkit import downloads, hub, models
 from toolkit.errors import UserError
 from toolkit.models import MODELS, check_model, decoder_blocks, decoder_linears, load_model
+from toolkit.models.blocks import cast_parameters
+from toolkit.models.plain import as_stored
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = SMALL | {"intermediate_size": 48, "num_key_value_heads": 2}
@@ -51,6 +53,24 @@ def test_embedded_models_hold_plain_weights(name, dtype):
             assert type(linear.weight) is nn.Parameter
     text = "Two  spaces, it's 1995: naïve café.\n\nA new paragraph."
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("Inkling 2", "bfloat16"), ("Ernie 4.5 MoE", "bfloat16"), ("GptOss", "float16")]
+)
+def test_types_are_those_of_transformers(tmp_path, family, dtype):
+    """Also if a model in float32 is rounded later, as after pruning."""
+    write_family(family, tmp_path, torch.float32)
+    dtype = getattr(torch, dtype)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype, **hub.NO_CODE)
+    assert {parameter.dtype for parameter in theirs.parameters()} == {dtype, torch.float32}
+    later = load_model(str(tmp_path), torch.float32)[0]
+    cast_parameters(later, dtype)
+    for model in (later, load_model(str(tmp_path), dtype)[0]):
+        stored = dict(as_stored(model))
+        for name, parameter in theirs.named_parameters():
+            assert stored[name].dtype == parameter.dtype, name
+            assert torch.equal(stored[name], parameter), name
 
 
 def test_dequantised_values_are_those_of_the_file():

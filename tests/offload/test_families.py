@@ -55,7 +55,9 @@ MIXTURES = {
 }  # fmt: skip
 NO_DECODERS = {"BERT", "RoBERTa", "BART"}
 # more than two or three linears, or an activation with weights; biases beside a gate; experts in a form of their own
-NOT_BY_NEURON = {"BitNet", "Apertus", "Mamba", "Llama, with biases", "JetMoE", "DBRX", "Gemma3n, sparse", "DeepSeek-V4"}
+NOT_BY_NEURON = {
+    "BitNet", "Apertus", "Mamba", "Llama, with biases", "JetMoE", "DBRX", "Gemma3n, sparse", "DeepSeek-V4", "Inkling 2",
+}  # fmt: skip
 CLAMPED = {"GptOss"}  # experts without separate neurons
 
 

@@ -3,6 +3,7 @@
 Embeddings and the output head (often one tied matrix) are not part of the blocks: pruning leaves them alone.
 """
 
+import re
 from functools import cache
 
 import torch
@@ -78,6 +79,11 @@ def replace_module(root: nn.Module, module: nn.Module, ours: nn.Module) -> None:
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
-    """Round a model's parameters, in place. Its buffers stay: angles of rotary embeddings are float32 in any case."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
+    """Round a model's parameters, in place, but for those that transformers keeps in float32 beside this type.
+
+    Its buffers stay: angles of rotary embeddings are float32 in any case.
+    """
+    plan = model._get_dtype_plan(dtype) if hasattr(model, "_get_dtype_plan") else {}
+    kept = re.compile("|".join(pattern.replace("*", ".*") for pattern in plan) or "(?!)")  # none without a plan
+    for name, parameter in model.named_parameters():
+        parameter.data = parameter.data.to(torch.float32 if kept.search(name) else dtype)
