@@ -75,7 +75,7 @@ FAMILIES: dict[str, tuple[str, dict]] = {
         "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
         "v_head_dim": 16, "first_k_dense_replace": 1, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, **EXPERTS,
     }),
-    "Llama 4": ("Llama4Text", HEADS | LOCAL | {"intermediate_size_mlp": 96}),
+    "Llama 4": ("Llama4Text", HEADS | LOCAL | {"moe_layers": [0], "intermediate_size_mlp": 512}),  # FFNs of two widths
     "Ernie 4.5 MoE": ("Ernie4_5_Moe", LLAMA | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32}),
     "MiniMax": ("MiniMax", HEADS | LOCAL),
     "DBRX": ("Dbrx", {

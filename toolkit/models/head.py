@@ -26,8 +26,9 @@ def untied_head(model: nn.Module) -> nn.Module:
 
 
 def rows_of_part(model: nn.Module) -> int:
-    """Rows of a part of the head, so that it has no more weights than the largest matrix of a decoder block."""
-    largest = max(linear.weight.numel() for linear in decoder_linears(decoder_blocks(model)[0]).values())
+    """Rows of a part of the head, so that it has no more weights than the largest matrix of the decoder blocks."""
+    every = (it for block in decoder_blocks(model) for it in decoder_linears(block).values())
+    largest = max(linear.weight.numel() for linear in every)
     return max(largest // model.get_output_embeddings().weight.shape[1] // TILE, 1) * TILE
 
 

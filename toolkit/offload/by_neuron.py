@@ -66,7 +66,8 @@ class ByNeuron(OnDemand):
         self._width, self._dtype = width(self._modules[0]), store.index.ops[0].dtype
         self._row_bytes = self._width * self._dtype.itemsize
         most = min(STAGED, max(ffn.neurons for ffn in self._modules))
-        self._buffer_bytes = bundles.buffer_bytes(store.layer(0, LAYOUT), most, GAP_BYTES)
+        layers = [store.layer(number, LAYOUT) for number in range(len(self._modules))]  # some are wider
+        self._buffer_bytes = max(bundles.buffer_bytes(layer, most, GAP_BYTES) for layer in layers)
         self.predictors: list[Predictor | None] = [None] * len(self._modules)
         if demand.predictors is not None:
             self.predictors = list(demand.predictors)
