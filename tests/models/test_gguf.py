@@ -7,7 +7,8 @@ import torch
 import transformers
 
 from toolkit.errors import UserError
-from toolkit.models import load_model
+from toolkit.models import gguf_tokenizer, load_model
+from toolkit.models.gguf_header import read_header
 
 HIDDEN, FFN, LAYERS, HEADS = 256, 512, 2, 4
 NAMES = {
@@ -165,3 +166,20 @@ def test_a_faulty_file_is_one_line(tmp_path):
             load_model(str(tmp_path / "tiny.gguf"))
         assert "\n" not in str(caught.value)
         assert "hub" not in str(caught.value)
+
+
+def test_the_tokenizer_of_a_file_is_built_once_and_read_again_equal(tmp_path, monkeypatch):
+    write(tmp_path / "tiny.gguf")
+    header = read_header(tmp_path / "tiny.gguf")
+    built = gguf_tokenizer.read_tokenizer(header)
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf_tokenizer, "_built", None)  # it would fail
+        kept = gguf_tokenizer.read_tokenizer(header)
+    assert kept.backend_tokenizer.to_str() == built.backend_tokenizer.to_str()
+    assert kept.init_kwargs == built.init_kwargs
+    assert kept("the")["input_ids"] == built("the")["input_ids"]
+    place = gguf_tokenizer._place(header)
+    place.write_bytes(place.read_bytes()[:-1])  # damaged: built again
+    assert gguf_tokenizer.read_tokenizer(header).backend_tokenizer.to_str() == built.backend_tokenizer.to_str()
+    write(tmp_path / "tiny.gguf", add_bos_token=True)
+    assert gguf_tokenizer._place(read_header(tmp_path / "tiny.gguf")) != place

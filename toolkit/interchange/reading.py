@@ -14,8 +14,8 @@ from toolkit.formats import FormatError
 from toolkit.formats.sparse_bitmask import PARTS, SparseBitmask
 from toolkit.interchange.checkpoint_files import Checkpoint, TensorFiles, packed_modules, read_object, stored_tensors
 from toolkit.interchange.spqr_quant import METHOD, open_spqr_quant
-from toolkit.models.gguf import read_tokenizer
 from toolkit.models.gguf_header import read_header
+from toolkit.models.gguf_tokenizer import read_tokenizer
 from toolkit.models.plain import as_stored, plain
 from toolkit.models.skeleton import CONFIG, check_outline, read_config
 

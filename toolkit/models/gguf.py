@@ -20,6 +20,7 @@ from toolkit.hub import NO_CODE
 from toolkit.models.gguf_config import FAMILIES, HARMLESS, NEUTRAL, config_of
 from toolkit.models.gguf_header import GgufHeader
 from toolkit.models.gguf_tensors import Placement, fill, placements
+from toolkit.models.gguf_tokenizer import read_tokenizer
 from toolkit.models.skeleton import outline
 from toolkit.records import line
 
@@ -27,7 +28,6 @@ from toolkit.records import line
 BY_TRANSFORMERS = ("bloom", "deci", "falcon", "gemma4", "gpt2", "lfm2", "mamba", "qwen35", "qwen35moe")
 # keys that its loader leaves out, with the values that its classes have; it leaves out lengths, which tensors have
 USUAL = {"attention.head_count": (0,), "attention.layer_norm_epsilon": (1e-5,), "ssm.dt_b_c_rms": (False,)}
-SAMPLE = "The 1st test, naïve: a=b\n"
 
 
 def architectures() -> Sequence[str]:
@@ -114,39 +114,6 @@ def _values(model: nn.Module, plan: Sequence[Placement]) -> Iterator[tuple[str, 
         for placement in parts[name]:
             fill(values, placement)
         yield name, values
-
-
-def read_tokenizer(header: GgufHeader) -> Any:
-    """The tokenizer that a file describes, which its own keys choose, whatever the model.
-
-    A merge whose result is no token is left out, as llama.cpp never makes such a token. Raises `UserError` for a
-    tokenizer that transformers cannot build, or that cannot write a short text.
-    """
-    from transformers import PreTrainedTokenizerFast
-    from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
-
-    try:
-        architecture, vocabulary, settings = get_gguf_tokenizer(str(header.file))
-        _check_words(header, len(vocabulary["tokens"]))
-        if "merges" in vocabulary:
-            tokens = set(vocabulary["tokens"])
-            vocabulary["merges"] = [merge for merge in vocabulary["merges"] if "".join(merge.split(" ", 1)) in tokens]
-        backend, more = convert_gguf_tokenizer(architecture, vocabulary)
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **settings, **more)
-        tokenizer(SAMPLE)
-    except UserError:
-        raise
-    except Exception as error:  # whatever fails in a foreign file
-        kind = header.metadata.get("tokenizer.ggml.model")
-        raise UserError(f"its tokenizer ({kind!r:.40}) cannot be read: {line(error)}") from error
-    return tokenizer
-
-
-def _check_words(header: GgufHeader, count: int) -> None:
-    """Raise `UserError` for tokens that the embedding lacks."""
-    embedding = header.tensors.get("token_embd.weight")
-    if embedding and count > embedding.shape[0]:
-        raise UserError(f"it has {count} tokens, and the embedding has {embedding.shape[0]} rows")
 
 
 def _check_keys(header: GgufHeader) -> None:
