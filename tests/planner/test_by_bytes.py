@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from toolkit.__main__ import main
+from toolkit.commands.plan_table import WIDTH
 from toolkit.costs.hardware import profile
 from toolkit.costs.machine import Links, Memory, Profile
 from toolkit.errors import UserError
@@ -66,6 +67,9 @@ def test_the_command_plans_for_another_machine(capsys):
     shown = capsys.readouterr().out
     assert "nothing was measured there" in shown
     assert "int8" in shown
+    assert max(map(len, shown.splitlines())) <= WIDTH
+    assert "* " in shown
+    assert "is a guess" in shown  # of the fastest within the loss
     assert main(["plan", "llama2-7b", "--machine", "endor"]) == 2
     assert profile("endor-rtx4080").id in capsys.readouterr().err
 

@@ -82,9 +82,10 @@ def plan(options: argparse.Namespace) -> None:
 
 def _elsewhere(options: argparse.Namespace, dram_bytes: int | None, device_bytes: int | None, loss: float) -> None:
     """Print what another machine can reach at most."""
-    from toolkit.commands.plan_table import plan_table
+    from toolkit.commands.plan_table import plan_table, wrapped
     from toolkit.costs.hardware import profile
     from toolkit.planner.by_bytes import best_elsewhere, resized
+    from toolkit.planner.choices import price_text
     from toolkit.planner.target import open_target
 
     machine = resized(profile(options.machine), dram_bytes, device_bytes)
@@ -101,7 +102,8 @@ def _elsewhere(options: argparse.Namespace, dram_bytes: int | None, device_bytes
     table = table.sort_values("tokens_s", ascending=False, kind="stable").assign(at_best=True)
     print(plan_table(table, [named], "device", "dram", "storage"))
     if named:
-        print(f"\nWithin a loss of {loss:.0%}, {named} is the fastest.")
+        row = table[table["way"] == named].iloc[0]
+        print(f"\n{wrapped(f'Within a loss of {loss:.0%}: {named}. {price_text(row)}')}")
 
 
 def _show_bounds(bounds: "pd.DataFrame") -> None:
@@ -134,7 +136,7 @@ def _show(found: "Recommendation", rows: int | None) -> None:
     shown = table if rows is None else table[(table.index < rows) | table["way"].isin(named)]
     print(plan_table(shown, named, "range", "first", "read", "in DRAM", "limit"))
     if len(shown) < len(table):
-        print(f"{len(table) - len(shown)} more ways: --all shows them")
+        print(f"{len(table) - len(shown)} of {len(table)} ways are left out: --all shows them")
     for choice in found.choices:
         print(f"\n{wrapped(choice.why)}")
         for command in choice.commands:

@@ -104,7 +104,7 @@ def _why(row: pd.Series, loss: float, slower: pd.Series | None = None) -> str:
 
 def price_text(row: pd.Series) -> str:
     """A sentence on a price, and whether it is a guess."""
-    if row["relative_low"] == row["relative_high"] == 1:
+    if row["relative"] == 1 and not row["guess"]:  # no measurement gives exactly that
         return "It changes no weight."
     price = f"perplexity × {row['relative']:.2f}"
     if row["guess"]:
