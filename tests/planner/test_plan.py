@@ -147,8 +147,10 @@ def test_a_price_of_another_model_is_a_guess_and_orders_no_rows(machine):
     assert "measured with this model" in own.choices[0].why
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_each_shape_has_a_table_of_a_hundred_columns_and_what_reads_most_of_it_waits_for_the_disk(name, slow_disk):
+@pytest.mark.parametrize(
+    "name", ["opt-6.7b", "llama3.1-405b", "falcon-40b", "mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v3"]
+)
+def test_a_table_has_at_most_a_hundred_columns_and_what_reads_most_of_it_waits_for_the_disk(name, slow_disk):
     target = open_target(name)
     least = sizes.footprint(target.shape, target.ways[0]).needed_bytes
     for dram_bytes in (int(1.01 * least), int(target.nbytes)):
