@@ -157,6 +157,10 @@ def test_a_table_has_at_most_a_hundred_columns_and_what_reads_most_of_it_waits_f
         found = plan(target, dram_bytes)
         shown = plan_table(found.table, [], "range", "first", "read", "in DRAM", "limit")
         assert max(map(len, shown.splitlines())) <= WIDTH
+        longer = found.table.assign(way=found.table["way"].str.ljust(45, "."))
+        narrow = plan_table(longer, [], "range", "first", "read", "in DRAM", "limit")
+        assert max(map(len, narrow.splitlines())) <= WIDTH
+        assert ("in DRAM" in shown, "in DRAM" in narrow, "limit" in narrow) == (True, False, True)
         moved = [sizes.token_bytes(target.shape, it) for it in map(found_way(target), found.table["way"])]
         assert set(found.table["limit"][found.table["read_mb"] * 1e6 > 0.9 * pd.Series(moved)]) <= {"disk"}
 
