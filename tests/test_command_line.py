@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -370,6 +371,31 @@ def test_bad_input_is_one_line_and_leaves_nothing(model, tmp_path, capfd):
         assert error.startswith("error: ")
         assert words in error
         assert not (tmp_path / "out").exists()
+
+
+ODD_SETTINGS = (
+    ("config.json", {"sliding_window": 0}, "LlamaForCausalLM: its own code fails"),
+    ("config.json", {"output_attentions": True}, "its configuration cannot be written: StrictDataclass"),
+    ("tokenizer_config.json", {"model_max_length": "x"}, "the model's tokenizer fails: TypeError"),
+    ("generation_config.json", {"penalty_alpha": 0.6, "top_k": 4}, "asks for code on the hub (custom_generate)"),
+    ("tokenizer.json", {"model": {"type": "WordLevel", "vocab": {"1": 1, "7": 7}, "unk_token": "?"}}, None),
+)
+
+
+@pytest.mark.parametrize(("name", "changed", "words"), ODD_SETTINGS)
+def test_settings_that_break_a_library_are_one_line_before_anything_is_written(
+    model, tmp_path, capfd, name, changed, words
+):
+    """A tokenizer that fails on some texts only is no reason."""
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    settings = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(settings | changed))
+    assert pack(folder, tmp_path / "out") == (2 if words else 0)
+    assert (tmp_path / "out").exists() == (words is None)
+    if words:
+        error = capfd.readouterr().err.splitlines()[-1]
+        assert error.startswith("error: ")
+        assert words in error
 
 
 def test_the_names_that_complaints_know_without_torch_are_those_that_there_are():

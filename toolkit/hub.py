@@ -101,6 +101,8 @@ def _is_ours(error: BaseException) -> bool:
 def reason(error: BaseException) -> str:
     """Why transformers could not load something, in one line. Refusals made here on purpose have words of their own."""
     words = str(error)
+    if "in your `generate` call" in words:
+        return "its generation_config.json asks for code on the hub (custom_generate), which is never run here"
     if "trust_remote_code" in words:
         return "its config.json asks for code of its own (auto_map), which is never run here"
     if "safetensors" in words and "no file named" in words:

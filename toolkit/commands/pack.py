@@ -179,13 +179,35 @@ def _run_once(folder: Path, tokenizer, words: int) -> None:
 
     parser = Parser()
     add_parser(parser.add_subparsers())
-    texts = ("a", *(tokenizer.decode([number]) for number in range(SOME)))
-    prompt = next((text for text in texts if (ids := tokenizer(text)["input_ids"]) and max(ids) < words), None)
+    prompt = _known_text(tokenizer, words)
     if prompt is None:
         return
     options = parser.parse_args(["run", str(folder), f"--prompt={prompt}", "--max-new-tokens=1", "--no-verify"])
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         options.command(options)
+
+
+def _known_text(tokenizer, words: int) -> str | None:
+    """A text of ids below `words`; None without one among the first. Raises `UserError` if the tokenizer fails on all.
+
+    One that has no token for unknown words fails on some.
+    """
+    from toolkit import hub
+
+    failure = None
+    for number in range(-1, SOME):
+        try:
+            with hub.foreign_code("the model's tokenizer fails"):
+                text = "a" if number < 0 else tokenizer.decode([number])
+                ids = tokenizer(text)["input_ids"]
+        except UserError as error:
+            failure = error
+            continue
+        if ids and max(ids) < words:
+            return text
+    if failure:
+        raise failure
+    return None
 
 
 def _quality(options: Namespace, tokenizer) -> str:
