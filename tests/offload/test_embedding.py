@@ -57,6 +57,14 @@ def test_an_unknown_id_is_refused(packed, id):
         opened.model(torch.tensor([[3, id]]))
 
 
+def test_ids_that_are_no_integers_are_refused(packed):
+    with (
+        OffloadedModel.open(packed("Qwen2")[0]) as opened,
+        pytest.raises(UserError, match=r"token ids of torch.float32: expected integers"),
+    ):
+        opened.model(torch.tensor([[1.0]]))
+
+
 def test_a_shard_that_changes_meanwhile_is_noticed(packed, tmp_path, one_thread):
     model = load_family("Qwen2", tmp_path / "model", torch.bfloat16)
     pack_model(model, tmp_path / "packed")

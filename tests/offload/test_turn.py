@@ -1,5 +1,7 @@
 """One thread at a time runs a model, and closing it waits for the pass under way."""
 
+import copy
+import pickle
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -84,3 +86,12 @@ def test_a_model_that_is_closed_during_its_own_pass_says_so(packed):
         ours.model.model.layers[2].register_forward_pre_hook(lambda *_: ours.close())
         with pytest.raises(UserError, match="this model was closed"):
             ours.model(PROMPT)
+
+
+def test_an_opened_model_is_not_copied(packed):
+    """A lock or an open file in it would fail in words of their own."""
+    with OffloadedModel.open(packed()[1], placement=ON_DISK) as ours:
+        with pytest.raises(UserError, match="cannot be copied or pickled: open its folder once more"):
+            copy.deepcopy(ours.model)
+        with pytest.raises(UserError, match="cannot be copied or pickled"):
+            pickle.dumps(ours.model.model.layers[0].mlp.up_proj)

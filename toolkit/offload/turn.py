@@ -16,7 +16,14 @@ from toolkit.models.new_tensors import of_float32
 
 
 class Offloaded(nn.Module):
-    """A module whose weights are elsewhere. It can be called by itself, and has the model's turn while it runs."""
+    """A module whose weights are elsewhere. It can be called by itself, and has the model's turn while it runs.
+
+    It cannot be copied or pickled: what it reads through is open in this process alone.
+    """
+
+    def __reduce_ex__(self, protocol: object):
+        """Refuse copies. Raises `UserError`."""
+        raise UserError("a model that runs from disk cannot be copied or pickled: open its folder once more")
 
     def close(self) -> None:
         """Release the memory."""

@@ -11,10 +11,12 @@ from toolkit.errors import UserError
 
 
 def check_vocabulary(ids: Tensor, words: int, tokenizer: Callable[[], object] | None = None) -> None:
-    """Raise `UserError` for an id outside 0 to `words` - 1. `ids` are integers of any shape.
+    """Raise `UserError` for an id outside 0 to `words` - 1, and for ids that are no integers. `ids` have any shape.
 
     `tokenizer` gives the text's tokenizer, which names the token; it is called for an error only.
     """
+    if ids.dtype.is_floating_point or ids.dtype.is_complex:
+        raise UserError(f"token ids of {ids.dtype}: expected integers, as a tokenizer gives them")
     if ids.numel() == 1:  # a token of a text, which comes thousands of times
         least = most = int(ids)
     elif ids.numel():
