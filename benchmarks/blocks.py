@@ -58,7 +58,8 @@ def core_gb_s(kind: str, way: str, number: int, repetitions: int) -> float:
     matrix = random_blocks(kind, CACHED_BYTES // TYPES[kind].layout.row_bytes(COLUMNS), COLUMNS)
     x = np.random.default_rng(0).standard_normal((number, COLUMNS), np.float32)
     out = np.empty((number, matrix.shape[0]), np.float32)
-    made = blocks.backends(kind).choose(way).product(kind, matrix.data.numpy(), x, out)
+    product = blocks.backends(kind).choose(way).product
+    made = product(kind, matrix.data.numpy(), x, out, lambda rounding, given, make: make(given))
     threads, best = torch.get_num_threads(), float("inf")
     torch.set_num_threads(1)
     for task in made.before:

@@ -42,6 +42,20 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
+    # blocks of GGUF files
+    Mutant(
+        "kernels/blocks/cpu_avx512.py",
+        "_half(builder, block, 208), 5)",
+        "_half(builder, block, 208), 4)",
+        "formats/test_ggml.py",
+    ),
+    Mutant("kernels/blocks/activations.py", "NARROW), 4, -offset)", "NARROW), 4, offset)", "formats/test_ggml.py"),
+    Mutant(
+        "kernels/blocks/__init__.py",
+        "key = rounding, x.ctypes.data, x.shape",
+        "key = rounding, x.shape",
+        "formats/test_ggml.py",
+    ),
     # what counts as zero, and where values lie
     Mutant(
         "toolkit/formats/packed.py",

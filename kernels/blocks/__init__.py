@@ -30,6 +30,8 @@ from toolkit.kernels.engine.parallel import Product, Task, over_rows
 
 __all__ = ["LAYOUTS", "PLAIN", "BlockLayout", "decode", "matvec", "product"]
 
+# gives the task that prepares vectors, by the name of the rounding, the vectors, and what makes the task
+Prepared = Callable[[str, np.ndarray, Callable[[np.ndarray], Task]], Task]
 ROWS_AT_ONCE = 256  # decoded together by `gguf`, whose intermediate results take several times their size
 
 
@@ -76,7 +78,8 @@ def matvec(
     expect("data", data, torch.uint8, (len(data), LAYOUTS[name].row_bytes(columns)), CPU)
     kernels = backends(name).choose(backend)
     with operands(x, out, (len(data), columns), CPU) as (each_x, each_out, result):
-        made = kernels.product(name, data.detach().numpy(), each_x.to(torch.float32).numpy(), each_out.numpy())
+        given = data.detach().numpy(), each_x.to(torch.float32).numpy(), each_out.numpy()
+        made = kernels.product(name, *given, _anew)
         for task in (*made.before, made.task):
             task()
     return result
@@ -91,7 +94,8 @@ def product(
     """
     if name in PLAIN:
         return dense.product(numbers(name, data), x, out)
-    return backends(name).choose("auto").product(name, data.detach().numpy(), x[None].numpy(), out[None].numpy())
+    kernels = backends(name).choose("auto")
+    return kernels.product(name, data.detach().numpy(), x[None].numpy(), out[None].numpy(), _shared)
 
 
 @cache
@@ -100,14 +104,14 @@ def backends(name: str) -> Backends:
     return Backends({way: backend for way, backend in BACKENDS.items() if backend.knows(name)}, for_gpus=())
 
 
-def _by_avx512(name: str, data: np.ndarray, x: np.ndarray, y: np.ndarray) -> Product:
-    task = _prepared(cpu_avx512.rounding(name), x, partial(cpu_avx512.preparing, name))
+def _by_avx512(name: str, data: np.ndarray, x: np.ndarray, y: np.ndarray, prepared: Prepared) -> Product:
+    task = prepared(cpu_avx512.rounding(name), x, partial(cpu_avx512.preparing, name))
     return Product(Task(cpu_avx512.product(name), (data, *task.arguments[-3:], y), len(data), data.nbytes), (task,))
 
 
-def _by_ggml(name: str, data: np.ndarray, x: np.ndarray, y: np.ndarray) -> Product:
+def _by_ggml(name: str, data: np.ndarray, x: np.ndarray, y: np.ndarray, prepared: Prepared) -> Product:
     of_ggml = ggml.functions(name)
-    task = _prepared(of_ggml.rounded, x, partial(_rounding, of_ggml))
+    task = prepared(of_ggml.rounded, x, partial(_rounding, of_ggml))
     arguments = of_ggml.dot, data, x.shape[1], task.arguments[-1], y
     return Product(Task(cpu.product, arguments, len(data), data.nbytes), (task,))
 
@@ -117,20 +121,25 @@ def _rounding(of_ggml: ggml.Functions, x: np.ndarray) -> Task:
     return Task(cpu.quantise, (of_ggml.quantise, x, rounded))
 
 
-# what prepares a vector, by what it makes of it and where the vector is; it holds the vector, so no other comes there
-_PREPARED: WeakValueDictionary[tuple, Task] = WeakValueDictionary()
+# tasks that prepare vectors, by the rounding and the vectors' place: a task holds its vectors, so no others come there
+_PREPARING: WeakValueDictionary[tuple, Task] = WeakValueDictionary()
 
 
-def _prepared(kind: str, x: np.ndarray, make: Callable[[np.ndarray], Task]) -> Task:
-    """The task that prepares these vectors: the same for all products that multiply with them."""
-    key = kind, x.ctypes.data, x.shape
-    task = _PREPARED.get(key)
+def _shared(rounding: str, x: np.ndarray, make: Callable[[np.ndarray], Task]) -> Task:
+    """The task that prepares these vectors, one for all products with them."""
+    key = rounding, x.ctypes.data, x.shape
+    task = _PREPARING.get(key)
     if task is None:
-        _PREPARED[key] = task = make(x)
+        _PREPARING[key] = task = make(x)
     return task
 
 
-def _by_gguf(name: str, data: np.ndarray, x: np.ndarray, y: np.ndarray) -> Product:
+def _anew(rounding: str, x: np.ndarray, make: Callable[[np.ndarray], Task]) -> Task:
+    """A task of its own: several threads may multiply with the same vectors."""
+    return make(x)
+
+
+def _by_gguf(name: str, data: np.ndarray, x: np.ndarray, y: np.ndarray, prepared: Prepared) -> Product:
     def multiply() -> None:
         for first in range(0, len(data), ROWS_AT_ONCE):
             decoded = torch.from_numpy(_decoded_by_gguf(name, data[first : first + ROWS_AT_ONCE]))
@@ -154,7 +163,7 @@ def _decoded_by_gguf(name: str, data: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class BlocksBackend(Backend):
-    """A way to multiply. `product` takes a type's name, data, vectors [vectors, columns] and results, as arrays."""
+    """A way to multiply. `product` takes a type's name, data, vectors [vectors, columns], results and a `Prepared`."""
 
     knows: Callable[[str], object]  # whether it multiplies a type, by its name
 

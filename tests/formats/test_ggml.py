@@ -85,15 +85,17 @@ def test_without_the_library(name):
 @pytest.mark.parametrize("name", TYPES)
 def test_one_product_is_the_same_again_and_again(name):
     """Products with one vector share what prepares it, and take what it holds at each run."""
-    given = [random_blocks(name, rows, 512, seed) for seed, rows in enumerate((33, 7))]
-    x, outs = torch.zeros(512), [torch.zeros(33), torch.zeros(7)]
-    program = Program(stages([packed.product(x, out) for packed, out in zip(given, outs, strict=True)]))
-    assert len(program.tasks) == (2 if name in PLAIN else 3)
+    given = [random_blocks(name, rows, 512, seed) for seed, rows in enumerate((33, 7, 5))]
+    one, other = torch.zeros(2, 512)
+    vectors, outs = (one, one, other), [torch.zeros(packed.shape[0]) for packed in given]
+    each = list(zip(given, vectors, outs, strict=True))
+    program = Program(stages([packed.product(x, out) for packed, x, out in each]))
+    assert len(program.tasks) == (3 if name in PLAIN else 5)
     for seed in range(2):
-        x.copy_(torch.randn(512, generator=torch.Generator().manual_seed(seed)))
+        for number, x in enumerate((one, other)):
+            x.copy_(torch.randn(512, generator=torch.Generator().manual_seed(10 * number + seed)))
         program.run()
-        for packed, out in zip(given, outs, strict=True):
-            assert torch.equal(out, packed.matvec(x))
+        assert all(torch.equal(out, packed.matvec(x)) for packed, x, out in each)
 
 
 @pytest.mark.parametrize(("name", "way"), WAYS)
