@@ -74,6 +74,19 @@ def test_a_file_of_each_architecture_runs_as_it_is(tmp_path, name):
         assert difference(logits(opened.model), logits(original)) < EXACT
 
 
+@pytest.mark.parametrize("name", ["llama", "granitemoe, shared", "gpt-oss", "qwen2"])
+def test_prompts_make_a_few_rows_dense_at_a_time(tmp_path, monkeypatch, name):
+    """Also rows that are stored in another order, or in two tensors."""
+    original = CASES[name].model()
+    write(original, CASES[name], file := tmp_path / "model.gguf")
+    monkeypatch.setattr("toolkit.storage.tensor_ranges.PIECE_BYTES", 7 * 64 * 4)
+    with OffloadedModel.open(file) as opened:
+        assert difference(logits(opened.model), logits(original)) < EXACT
+        decoded = [it.nbytes for it in opened.timeline.spans if it.stage == "decode"]
+    assert decoded
+    assert max(decoded) <= 7 * 64 * 4
+
+
 def random_file(name, kind, file):
     """A file whose matrices are random blocks, and transformers' model with what they decode to.
 

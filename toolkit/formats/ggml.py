@@ -3,6 +3,7 @@
 They come from a file and nothing packs them, so they stand in a registry of their own, `TYPES`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -58,6 +59,15 @@ class BlockMatrix(Packed):
 
     def check(self) -> None:
         """Any bytes are blocks: scales that are not finite give weights that are not."""
+
+    def pieces(self, nbytes: int) -> Sequence[Packed]:
+        """Some rows at a time, at least one."""
+        rows, columns = self.shape
+        step = max(1, nbytes // max(1, columns * self.dtype.itemsize))
+        if step >= rows:
+            return (self,)
+        spans = [slice(first, min(first + step, rows)) for first in range(0, rows, step)]
+        return [type(self)((span.stop - span.start, columns), self.data[span], self.dtype) for span in spans]
 
     def _fill(self, out: Tensor) -> None:
         blocks.decode(self.name, self.data, out)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
 from typing import ClassVar, Self
 
@@ -91,6 +92,17 @@ class Packed(ABC):
         A format that is dense already returns its own tensor and leaves `scratch` alone.
         """
         return self.unpack_into(carve(scratch, self.shape, self.dtype)[0])
+
+    def pieces(self, nbytes: int) -> Sequence["Packed"]:
+        """The matrix as pieces of its rows that take at most so many bytes when dense; by default itself, whole.
+
+        Their products, one behind the other, are the matrix's once `in_order` has put them into order.
+        """
+        return (self,)
+
+    def in_order(self, y: Tensor) -> Tensor:
+        """Products of the pieces [..., rows] as those of the matrix."""
+        return y
 
     @classmethod
     def scratch_bytes(cls, shape: tuple[int, int], dtype: torch.dtype) -> int:

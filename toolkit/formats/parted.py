@@ -4,6 +4,7 @@ GGUF files store a fused matrix in two tensors, and the rows of rotated pairs si
 the rows can be taken apart and put into order without a change of any block.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -84,8 +85,7 @@ class Parted(Packed):
     def matvec(self, x: Tensor) -> Tensor:
         """The products of the parts with `x` [*batch, columns], in order: fp32 [*batch, rows]."""
         found = [part.matvec(x) for part in self.parts]
-        joined = torch.cat(found, dim=-1) if found[1:] else found[0]
-        return joined if self.source is None else joined[..., torch.from_numpy(self.source)]
+        return self.in_order(torch.cat(found, dim=-1) if found[1:] else found[0])
 
     def product(self, x: Tensor, out: Tensor) -> Product | None:
         """The product of a single part, and a task that puts its rows into order; None for several parts."""
@@ -98,6 +98,14 @@ class Parted(Packed):
             return None
         ordering = Task(take_rows, (stored.numpy(), self.source, out.numpy()))
         return Product(found.task, found.before, (*found.after, ordering))
+
+    def pieces(self, nbytes: int) -> Sequence[Packed]:
+        """Those of all parts, as they are stored."""
+        return [piece for part in self.parts for piece in part.pieces(nbytes)]
+
+    def in_order(self, y: Tensor) -> Tensor:
+        """Products of stored rows in the order of the matrix."""
+        return y if self.source is None else y[..., torch.from_numpy(self.source)]
 
     def check(self) -> None:
         """All parts agree with themselves."""

@@ -15,7 +15,7 @@ from toolkit.formats import Packed
 from toolkit.kernels import neurons as kernel
 from toolkit.models.experts import Experts, Routed
 from toolkit.offload.cache import Cache
-from toolkit.offload.linear import multiplied_packed
+from toolkit.offload.linear import by_torch, multiplied_packed
 from toolkit.offload.neuron_ffn import KERNEL_TOKENS, Maths, ffn_of
 from toolkit.offload.turn import Offloaded
 from toolkit.policies.two_level import TwoLevel, TwoLevelChange
@@ -245,8 +245,9 @@ def _by_blocks(
 def _times(weight: Packed, x: Tensor, bias: Tensor | None, scratch: Tensor) -> Tensor:
     """The product of a packed linear with each token, as it is or made dense, whichever is faster."""
     if len(x) > 1 and not multiplied_packed(weight, len(x), scratch):
-        return functional.linear(x.to(weight.dtype), weight.dense_in(scratch), bias)
-    y = weight.matvec(x[0])[None] if len(x) == 1 else weight.matvec(x)
+        y = by_torch(x.to(weight.dtype), weight, scratch)
+    else:
+        y = weight.matvec(x[0])[None] if len(x) == 1 else weight.matvec(x)
     return y if bias is None else y + bias
 
 

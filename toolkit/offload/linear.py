@@ -22,7 +22,8 @@ class OffloadedLinear(Offloaded):
     """Takes the place of an `nn.Linear` of the same shape and bias.
 
     `fetch()` returns its packed weight each time it runs. Weights are made dense in `scratch`, which all layers share:
-    `OpRun.scratch_bytes` of the largest. With `packed`, single tokens are multiplied with the packed form, if its
+    `OpRun.scratch_bytes` of the largest, or `FileOp.scratch_bytes`, in which blocks of a GGUF file are made dense some
+    rows at a time. With `packed`, single tokens are multiplied with the packed form, if its
     format has such a product. So are a few tokens on a CPU, if that is faster there than decoding; longer prompts use
     `scratch`. Weight and scratch are in the memory of `device`.
     """
@@ -52,11 +53,17 @@ class OffloadedLinear(Offloaded):
             given = x.reshape(-1) if vectors == 1 else x.reshape(-1, self.in_features)
             y = self._product(weight, given).to(x.dtype)
             return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], self.out_features)
-        dense = self._dense(weight)
-        begun_s = self.recorder.now_s()
-        y = self._multiply(SimpleNamespace(weight=dense, bias=self.bias), x)
-        self.ended("compute", begun_s, dense.nbytes)
-        return y
+        found = []
+        for piece in (pieces := weight.pieces(self._scratch.nbytes)):
+            dense = self._dense(piece)
+            begun_s = self.recorder.now_s()
+            bias = self.bias if piece is weight else None
+            found.append(self._multiply(SimpleNamespace(weight=dense, bias=bias), x))
+            self.ended("compute", begun_s, dense.nbytes)
+        if pieces[0] is weight:
+            return found[0]
+        y = weight.in_order(torch.cat(found, dim=-1))
+        return y if self.bias is None else y + self.bias
 
     def fetched(self) -> Packed:
         """The packed weight, good until that of another layer is asked for."""
@@ -65,7 +72,8 @@ class OffloadedLinear(Offloaded):
     @property
     def weight(self) -> Tensor:
         """The dense weight, for a model that multiplies by it itself; good until another one is made dense."""
-        return self._dense(self.fetched())
+        weight = self.fetched()
+        return self._dense(weight) if weight.pieces(self._scratch.nbytes)[0] is weight else weight.decode()
 
     def ended(self, stage: str, begun_s: float, nbytes: int, name: str | None = None) -> None:
         """Record a span that ends when the work is done. Copies to the device go on meanwhile."""
@@ -115,7 +123,7 @@ def multiplied_packed(weight: Packed, vectors: int, scratch: Tensor) -> bool:
 
     def prepare() -> tuning.Runs:
         x = torch.ones(batch, weight.shape[1])
-        return {"packed": partial(weight.matvec, x), "decoded": lambda: _by_torch(x.to(weight.dtype), weight, scratch)}
+        return {"packed": partial(weight.matvec, x), "decoded": lambda: by_torch(x.to(weight.dtype), weight, scratch)}
 
     if key not in _CHOICES:
         names, module = ("packed", "decoded"), type(stored).__module__
@@ -123,8 +131,10 @@ def multiplied_packed(weight: Packed, vectors: int, scratch: Tensor) -> bool:
     return _CHOICES[key]
 
 
-def _by_torch(x: Tensor, weight: Packed, scratch: Tensor) -> Tensor:
-    return nn.functional.linear(x, weight.dense_in(scratch))
+def by_torch(x: Tensor, weight: Packed, scratch: Tensor) -> Tensor:
+    """The product of x [..., columns] with a weight that is made dense in scratch, whole or in pieces."""
+    found = [nn.functional.linear(x, piece.dense_in(scratch)) for piece in weight.pieces(scratch.nbytes)]
+    return weight.in_order(torch.cat(found, dim=-1)) if found[1:] else weight.in_order(found[0])
 
 
 def itself(weight: Packed) -> Callable[[], Packed]:

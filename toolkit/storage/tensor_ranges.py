@@ -25,6 +25,7 @@ from toolkit.storage.chunks import Chunks
 from toolkit.storage.direct import BLOCK_BYTES, whole_blocks
 from toolkit.storage.runs import Buffer
 
+PIECE_BYTES = 8 << 20  # of a weight that are dense at a time
 GAP_BYTES = 64 << 10  # between two tensors that one read brings: it takes less time than another read
 
 
@@ -89,8 +90,8 @@ class FileOp:
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes that `Packed.dense_in` needs for it."""
-        return self.dense_bytes
+        """Bytes in which prompts make it dense, some rows at a time: at least one."""
+        return min(self.dense_bytes, max(PIECE_BYTES, self.shape[1] * self.dtype.itemsize))
 
     def view(self, data: Callable[[TensorRange], Buffer]) -> Packed:
         """The weight, in place: `data` gives the bytes from the first one of a range on."""
@@ -134,7 +135,7 @@ class FileLayer:
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes that the largest weight needs to be made dense."""
+        """Bytes in which prompts make any of them dense."""
         return max(op.scratch_bytes for op in self.ops.values())
 
     @cached_property
