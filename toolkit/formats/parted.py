@@ -100,7 +100,7 @@ class Parted(Packed):
         return Product(found.task, found.before, (*found.after, ordering))
 
     def pieces(self, nbytes: int) -> Sequence[Packed]:
-        """Those of all parts, as they are stored."""
+        """The pieces of all parts, as they are stored."""
         return [piece for part in self.parts for piece in part.pieces(nbytes)]
 
     def in_order(self, y: Tensor) -> Tensor:
