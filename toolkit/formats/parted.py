@@ -105,7 +105,9 @@ class Parted(Packed):
 
     def in_order(self, y: Tensor) -> Tensor:
         """Products of stored rows in the order of the matrix."""
-        return y if self.source is None else y[..., torch.from_numpy(self.source)]
+        if self.source is None:
+            return y
+        return y.index_select(-1, torch.from_numpy(self.source))  # y[..., source] takes five times as long
 
     def check(self) -> None:
         """All parts agree with themselves."""
