@@ -115,6 +115,7 @@ FAMILIES: dict[str, tuple[str, dict]] = {
         "swa_num_key_value_heads": 2, "swa_head_dim": 16, "sliding_window_size": 7, "d_rel": 8, "rel_extent": 32,
         "n_routed_experts": 4, "max_position_embeddings": 640, "bos_token_id": 1, "eos_token_id": 2, **EXPERTS,
     }),
+    "Doge": ("Doge", LLAMA),  # its config counts experts that it has not
     "BioGPT": ("BioGpt", ENCODER),
     "ModernBERT, decoder": ("ModernBertDecoder", LLAMA | {"pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}),
     "Arcee": ("Arcee", LLAMA),

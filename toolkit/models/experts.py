@@ -225,8 +225,10 @@ def mixtures_by_layer(model: nn.Module) -> dict[int, Experts]:
     found = {number: experts for number, experts in enumerate(decoder_experts(model)) if experts is not None}
     if not found:
         fused = [name for name, it in model.named_parameters() if it.ndim == 3 and "conv" not in name]
-        why = f"holds experts in a form of its own ({fused[0]})" if fused else "is no mixture of experts"
-        raise UserError(f"{type(model).__name__} {why}: choose a mixture such as Mixtral, or another method")
+        own = f", or holds them in a form of its own ({fused[0]})" if fused else ""
+        raise UserError(
+            f"{type(model).__name__} is no mixture of experts{own}: choose a mixture such as Mixtral, or another method"
+        )
     return found
 
 

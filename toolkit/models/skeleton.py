@@ -38,15 +38,18 @@ def read_config(folder: Path, shapes: Iterable[tuple[int, ...]]):
     """The configuration in a folder, as transformers reads it. `shapes` are those of all stored tensors.
 
     Raises `UserError` that names the file and the entry if it is no JSON object, if it wants more layers or experts
-    than there are tensors for them, or if transformers cannot use it.
+    than there are tensors for them, or if transformers cannot use it. Its class's own number is no wish: Doge names
+    16384 experts where it has none.
     """
     from transformers import AutoConfig
 
-    shapes = list(shapes)
+    shapes, entries = list(shapes), _object(folder / CONFIG)
     experts = [shape[0] for shape in shapes if len(shape) == 3]  # they share a tensor
+    rows = {shape[0] for shape in shapes if len(shape) == 2}  # an expert each, as in Doge's embeddings
     limit = max([LEAST_LIMIT, len(shapes), *experts])
-    for place, value in _numbers(_object(folder / CONFIG)):
-        if COUNTS.search(place) and value > limit:
+    for place, value in _numbers(entries):
+        many = COUNTS.search(place) and value > limit and not ("expert" in place and value in rows)
+        if many and (place, value) not in _defaults(entries):
             raise UserError(f"{folder / CONFIG}: {place} is {value}; the weights beside it are {len(shapes)} tensors")
         if SIZES.search(place) and value < 0:
             raise UserError(f"{folder / CONFIG}: {place} is {value}; expected no negative number")
@@ -195,6 +198,15 @@ def _object(file: Path) -> dict:
     if not isinstance(found, dict):
         raise UserError(f"{file}: holds no JSON object")
     return found
+
+
+def _defaults(entries: dict) -> list[tuple[str, int | float]]:
+    """The numbers that a configuration of this type has by itself; none of an unknown type."""
+    from transformers import AutoConfig
+
+    with contextlib.suppress(UserError), _usable(CONFIG):
+        return list(_numbers(AutoConfig.for_model(entries.get("model_type")).to_dict()))
+    return []
 
 
 def _numbers(entries: dict) -> Iterator[tuple[str, int | float]]:
