@@ -3,15 +3,19 @@
 import json
 import shutil
 from collections import namedtuple
+from functools import partial
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, OPTConfig
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, OPTConfig, ZambaConfig
 
 from tests.models.test_experts import mixtures
 from toolkit.errors import UserError
 from toolkit.formats import decode, encode
 from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.offload.logit_check import check_logits
+from toolkit.quantization.spqr import SpQR
+from toolkit.sparsity.layerwise import change_blocks
 from toolkit.storage import writing
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.experts import WholeExperts
@@ -134,6 +138,22 @@ def test_another_model_and_bad_variants_are_refused(tmp_path, model):
             wrong = AutoModelForCausalLM.from_config(other)
         with pytest.raises(UserError, match=rf"was packed from another model \(tiny\): it has .*({told})"):
             Store.open(tmp_path / "s").check_fits(wrong, "endor")
+
+
+def test_a_block_that_is_used_twice(tmp_path):
+    """It is packed, but neither with a head of its own, which would untie it, nor quantised twice."""
+    kinds = ["mamba", "hybrid", "mamba", "hybrid"]
+    sizes = {"num_hidden_layers": 4, "num_key_value_heads": 2, "intermediate_size": 40, "layers_block_type": kinds}
+    more = {"attention_head_dim": 16, "mamba_d_state": 4, "mamba_dt_rank": 2, "pad_token_id": None}
+    model = AutoModelForCausalLM.from_config(ZambaConfig(**SMALL | sizes | more))
+    model.eval().requires_grad_(False)
+    with pytest.raises(UserError, match=r"shares more than its head \(model.layers.3.shared.*--head whole"):
+        pack_model(model, tmp_path / "s", head=partial(encode, "dense"))
+    with pytest.raises(UserError, match=r"layers.3.*q_proj is .*layers.1.*q_proj once more"):
+        next(change_blocks(model, SpQR()))
+    assert list(tmp_path.iterdir()) == []
+    pack_model(model, tmp_path / "s")
+    assert check_logits(tmp_path / "s", model) < 1e-5
 
 
 @pytest.mark.parametrize("config", [CONFIGS["llama"]], ids=["llama"])

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
-from toolkit.commands.packers import FORMATS, PACKERS, WRITTEN, Option, choose, option_owners, torch_dtype
+from toolkit.commands.packers import FORMATS, HEADS, PACKERS, WRITTEN, Option, choose, option_owners, torch_dtype
 from toolkit.errors import Parser, UserError, whole
 from toolkit.files import new_folder
 
@@ -65,6 +65,8 @@ def pack(options: Namespace) -> None:
     packer = choose(options)
     packer.check(options)
     _check_place(options.out)
+    if options.head != HEADS[0]:
+        _check_head(options.model)
     print(f"{options.model}: {packer.help}", file=sys.stderr)
     with _checked_folder(options.out) as place:
         model, tokenizer = packer.pack(Namespace(**vars(options) | {"out": place}))
@@ -117,6 +119,15 @@ def _check_place(folder: Path) -> None:
         raise UserError(f"--out {error}") from error
     except OSError as error:
         raise UserError(f"--out {folder}: {error.strerror}: name a new folder in a writable place") from error
+
+
+def _check_head(model: str) -> None:
+    """Raise the `UserError` that packing a model's head would raise, before the work that leads up to it."""
+    from toolkit.models.loading import check_model, read_config
+    from toolkit.models.skeleton import check_head_alone
+
+    check_model(model)
+    check_head_alone(read_config(model))
 
 
 def _sizes(folder: Path, model) -> list[str]:

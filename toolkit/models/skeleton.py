@@ -8,6 +8,7 @@ run.
 """
 
 import contextlib
+import copy
 import inspect
 import re
 import tempfile
@@ -145,6 +146,22 @@ def check_reopens(model: nn.Module) -> None:
                 f"config.json tells {_told(expected.get(name))}; correct config.json (tie_word_embeddings says whether "
                 "the head is the embedding)"
             )
+
+
+def check_head_alone(config) -> None:
+    """Raise `UserError` for a model that shares more than its head, and so cannot have a head of its own.
+
+    One entry of a configuration unties all that is shared, such as the block that Zamba uses several times.
+    """
+    alone = copy.deepcopy(config)
+    alone.tie_word_embeddings = alone.get_text_config().tie_word_embeddings = False
+    shared, untied = (check_outline(it, lambda outline: None) for it in (config, alone))
+    tensors, head = untied.state_dict(keep_vars=True), untied.get_output_embeddings().weight
+    if more := [name for name in _shapes(untied).keys() - _shapes(shared).keys() if tensors[name] is not head]:
+        raise UserError(
+            f"{type(untied).__name__} shares more than its head ({min(more)}): its head cannot be packed by itself; "
+            "leave it whole (--head whole)"
+        )
 
 
 def _shapes(model: nn.Module) -> Mapping[str, tuple[int, ...]]:

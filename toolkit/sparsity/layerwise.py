@@ -179,6 +179,8 @@ def change_blocks(
     blocks, names = decoder_blocks(plain(model)), {module: name for name, module in model.named_modules()}
     method = getattr(change, "method", change)
     _check_pattern(blocks, names, getattr(change, "pattern", None))
+    if not isinstance(change, Pruning):
+        _check_shared(blocks, names)
     check_finite(model)
     if windows is not None:
         windows = checked_windows(model, windows)
@@ -219,6 +221,17 @@ def _check_pattern(blocks: list[nn.Module], names: Mapping[nn.Module, str], patt
             columns = linear.in_features
             raise UserError(
                 f"{names[linear]} has {columns} columns, which {pattern.group} does not divide: no {pattern}"
+            )
+
+
+def _check_shared(blocks: list[nn.Module], names: Mapping[nn.Module, str]) -> None:
+    """Raise `UserError` for a weight that two blocks share: the second one would quantise it once more."""
+    owners: dict[int, str] = {}
+    for linear in (linear for block in blocks for linear in decoder_linears(block).values()):
+        if (first := owners.setdefault(id(linear.weight), names[linear])) != names[linear]:
+            raise UserError(
+                f"{names[linear]} is {first} once more: blocks that share a matrix cannot be quantised one by one; "
+                "prune the model instead, by wanda for example"
             )
 
 

@@ -21,7 +21,7 @@ from toolkit.formats import FORMATS, Packed, decode, encode, expected_nbytes
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.head import HEAD, head_parts, linears_by_layer, rows_of_part, untied_head
 from toolkit.models.plain import plain
-from toolkit.models.skeleton import check_reopens
+from toolkit.models.skeleton import check_head_alone, check_reopens
 from toolkit.progress import progress
 from toolkit.sparsity.changed import ChangedModel
 from toolkit.sparsity.layerwise import Matrix
@@ -156,9 +156,11 @@ def pack_model(
             head as it is, in memory. The model's head becomes a matrix of its own with the packed values.
         files: adds small files to the folder `model/`, such as predictors.
 
-    Raises `UserError` as the layout's `check`, `check_reopens`, `write_store` and `encode` do.
+    Raises `UserError` as the layout's `check`, `check_head_alone`, `check_reopens`, `write_store` and `encode` do.
     """
     layout.check(plain(model))
+    if head:
+        check_head_alone(model.config)
     described = {"name": name, **layout.about(model), **(description or {})}
     ops, layers, weights = layout.ops(model), len(decoder_blocks(model)), layout.weights(model)
     if head:
