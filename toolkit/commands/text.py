@@ -26,6 +26,7 @@ def opened(
     end, what it took. Raises `UserError` before weights are read if the process's limit does not allow for it.
     """
     with ExitStack() as stack:
+        stack.callback(gc.unfreeze)
         peak = stack.enter_context(memory_limits.Peak())
         with _collector_paused():
             from toolkit import hub
@@ -57,8 +58,9 @@ def opened(
 
 def kind_of_file(file: Path) -> str:
     """The kind of a GGUF file: "experts" for a mixture, else "gguf". Raises `UserError` for one that is damaged."""
-    from toolkit.models.gguf_header import read_header
-    from toolkit.offload.variant import GGUF
+    with _collector_paused():
+        from toolkit.models.gguf_header import read_header
+        from toolkit.offload.variant import GGUF
 
     return "experts" if any(".ffn_down_exps." in name for name in read_header(file).tensors) else GGUF
 
@@ -118,7 +120,8 @@ def method_of(form: str, weights: str | None, device: str) -> str | None:
 def _collector_paused() -> Iterator[None]:
     """Inside the block the garbage collector is paused: imports make millions of objects that stay.
 
-    The collector takes a quarter of the time to import torch and transformers.
+    The collector takes a quarter of the time to import torch and transformers. Afterwards it leaves these objects out,
+    until `gc.unfreeze`.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -126,6 +129,7 @@ def _collector_paused() -> Iterator[None]:
         yield
     finally:
         if was_on:
+            gc.freeze()
             gc.enable()
 
 

@@ -15,6 +15,7 @@ import struct
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 
@@ -144,14 +145,17 @@ def _read(file: Path) -> GgufHeader:
     try:
         if not regular_size(file):
             raise _DamagedError("it is empty")
-        return _parse(file)
+        now = file.stat()
+        return _parse(file, (now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns))
     except Exception as error:  # whatever fails in a foreign file
         known = isinstance(error, _DamagedError)
         fault = error if known else getattr(error, "strerror", None) or "it is cut short or damaged"
         raise UserError(f"{file}: cannot be read as a GGUF file: {line(fault)}") from error
 
 
-def _parse(file: Path) -> GgufHeader:
+@lru_cache(maxsize=16)  # a command asks for a header several times
+def _parse(file: Path, state: tuple[int, ...]) -> GgufHeader:
+    """The header of a file in this state: another state is another file."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType
 
     class Reader(GGUFReader):
