@@ -470,7 +470,7 @@ def test_run_imports_no_package_for_nothing(model, tmp_path, kind):
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
 def test_the_least_limit_of_a_process_that_is_named_works_in_a_cgroup_of_its_size(model, tmp_path):
     assert pack(model, tmp_path / "packed") == 0
-    command = [sys.executable, "-P", "-m", "toolkit", *map(str, run_command(tmp_path / "packed", "--memory"))]
+    command = [sys.executable, "-P", "-m", "toolkit", *run_command(tmp_path / "packed", "--context", "64", "--memory")]
     done = subprocess.run([*command, "100MB"], capture_output=True, text=True)
     assert done.returncode == 2
     least = int(re.search(r"100 MB for the process is too small: (\d+) MB are needed", done.stderr)[1])

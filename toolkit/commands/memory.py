@@ -66,6 +66,7 @@ def _overhead(options: Namespace, tokenizer, store, what: str):
     from toolkit.errors import UserError
     from toolkit.kernels.engine import compiled
     from toolkit.offload.overhead import Overhead, gives_all_logits
+    from toolkit.storage.neuron_packing import LAYOUT
 
     config = store.config()
     prompt, new = prompt_of(options, tokenizer, config)["input_ids"].shape[1], options.max_new_tokens
@@ -75,4 +76,5 @@ def _overhead(options: Namespace, tokenizer, store, what: str):
             f"{prompt + new} or more"
         )
     kept = compiled.ran_before(what)
-    return Overhead.of(config, prompt, new, not kept, gives_all_logits(config), options.context or 0)
+    by_neuron = LAYOUT in store.variants
+    return Overhead.of(config, prompt, new, not kept, gives_all_logits(config), options.context or 0, by_neuron)

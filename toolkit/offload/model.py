@@ -287,7 +287,8 @@ def _within_process(options: Options, store: Store) -> Iterator[Options]:
         return
     config = store.config()
     compiles = not compiled.ran_before(_kernels(store))
-    overhead = Overhead.of(config, options.context, 0, compiles, gives_all_logits(config))
+    by_neuron = neuron_packing.LAYOUT in store.variants
+    overhead = Overhead.of(config, options.context, 0, compiles, gives_all_logits(config), by_neuron=by_neuron)
     limit = ProcessLimit.now(options.memory_bytes, overhead)
     with limit.explained():
         yield replace(options, dram_bytes=limit.budget(options.dram_bytes))

@@ -20,7 +20,9 @@ from toolkit.offload.budget import BudgetError
 from toolkit.offload.growing_cache import ROOM
 
 MB = 1e6
-OPENING = 70_000_000  # the model's modules, the first compiled kernels, threads, buffers of reads
+# the model's modules, the first compiled kernels, threads, buffers of reads: 18 to 31 MB for four folders and three GGUF
+# files of 0.1 to 1.5 billion weights, and 60 MB for a folder of neurons
+OPENING, BY_NEURON = 50_000_000, 35_000_000
 COMPILER = 130_000_000  # LLVM, where kernels are not kept from an earlier process
 CODE = 40_000_000  # pages of libraries, which would have to be read again and again if there were no room for them
 SPAN = 160  # bytes of a span on the timeline
@@ -54,11 +56,13 @@ class Overhead:
         compiles: bool = False,
         all_logits: bool = False,
         context: int = 0,
+        by_neuron: bool = False,
     ) -> Self:
         """For a model of this configuration of transformers, and one text.
 
         `compiles`: no compiled kernels are kept. `all_logits`: the model gives logits for each token of a prompt. The
-        key-value cache has room for `context` tokens if they are more than the text's.
+        key-value cache has room for `context` tokens if they are more than the text's. `by_neuron`: FFNs are read by
+        neuron.
         """
         config = config.get_text_config()
         hidden, layers = config.hidden_size, config.num_hidden_layers
@@ -67,7 +71,7 @@ class Overhead:
         ffn = max(ffn or 4 * hidden, _number(config, "moe_intermediate_size") * _number(config, "num_experts_per_tok"))
         scores = prompt_tokens**2 * (FLOAT if _by_kernel(config) else 2 * FLOAT * heads)
         return cls(
-            opening=OPENING,
+            opening=OPENING + by_neuron * BY_NEURON,
             compiler=COMPILER if compiles else 0,
             cache=cache_bytes(config, max(prompt_tokens + new_tokens, context)),
             prompt=WIDTHS * FLOAT * prompt_tokens * (2 * hidden + ffn) + scores,
