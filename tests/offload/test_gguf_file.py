@@ -188,6 +188,9 @@ def test_what_cannot_run_as_it_is_says_what_can(tmp_path):
     kinds = {name: replace(tensor, kind="Q1_0") for name, tensor in header.tensors.items() if "attn_q." in name}
     with pytest.raises(UserError, match=r"'blk.0.attn_q.weight' has type Q1_0"):
         GgufStore.of(replace(header, tensors=header.tensors | kinds))
+    moved = {name: replace(tensor, offset=tensor.offset + 1) for name, tensor in header.tensors.items()}
+    with pytest.raises(UserError, match=r"lies at byte \d+; expected a multiple of 8"):
+        GgufStore.of(replace(header, tensors=moved))
     with pytest.raises(UserError, match="leave demand out"):
         OffloadedModel.open(file, demand=Demand())
     file.write_bytes(file.read_bytes()[:-2000])

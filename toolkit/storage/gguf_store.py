@@ -38,6 +38,7 @@ from toolkit.storage.store import Store
 from toolkit.storage.tensor_ranges import FileLayer, FileOp, TensorRange
 
 VARIANT = "gguf"  # of decoder blocks that are read whole, and of a mixture's parts that are no routed experts
+ALIGNMENT = 8  # bytes: the least that the format of GGUF files allows
 
 
 @dataclass(frozen=True)
@@ -267,6 +268,8 @@ def _range(name: str, tensor: GgufTensor, expert: int | None = None) -> TensorRa
     """Where a matrix lies; of an expert, its part of the tensor, whose parts follow each other."""
     if tensor.kind not in TYPES:
         raise UserError(f"its tensor {name!r:.99} has type {tensor.kind}; expected one of {', '.join(TYPES)}")
+    if tensor.offset % ALIGNMENT:
+        raise UserError(f"its tensor {name!r:.99} lies at byte {tensor.offset}; expected a multiple of {ALIGNMENT}")
     count = 1 if expert is None else tensor.shape[0]
     nbytes = tensor.nbytes // count
     return TensorRange(str(tensor.file), tensor.offset + (expert or 0) * nbytes, nbytes, tensor.kind, tensor.shape[-2:])
