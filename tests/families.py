@@ -116,6 +116,7 @@ FAMILIES: dict[str, tuple[str, dict]] = {
         "n_routed_experts": 4, "max_position_embeddings": 640, "bos_token_id": 1, "eos_token_id": 2, **EXPERTS,
     }),
     "Doge": ("Doge", LLAMA),  # its config counts experts that it has not
+    "GPT": ("OpenAIGPT", GPT),  # the first one: no cache, and a block gives a list
     "BioGPT": ("BioGpt", ENCODER),
     "ModernBERT, decoder": ("ModernBertDecoder", LLAMA | {"pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}),
     "Arcee": ("Arcee", LLAMA),

@@ -109,10 +109,11 @@ class _Text:
         generator = torch.Generator().manual_seed(0)
 
         def round_again(module: nn.Module, inputs: object, output: object) -> object:
-            hidden = output[0] if isinstance(output, tuple) else output
+            several = isinstance(output, tuple | list)
+            hidden = output[0] if several else output
             noise = torch.rand(hidden.shape, generator=generator) - 0.5
             hidden = (hidden.float() * (1 + torch.finfo(hidden.dtype).eps * noise)).to(hidden.dtype)
-            return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+            return (hidden, *output[1:]) if several else hidden
 
         with attached([block.register_forward_hook(round_again) for block in decoder_blocks(model)]):
             return torch.cat(self.rest(model, cache)) - logits
