@@ -39,6 +39,7 @@ SMALL = {
     "neurons": "--hidden 64 --neurons 256 --repetitions 1",
     "neurons_held": "{tmp}/bundled --limits 1GB --prompts 2 --tokens 4 --windows 1 --length 16 --turns 1",
     "offload": "--folder {tmp} --layers 3 --repetitions 1",
+    "process_parts": "{tmp}/packed --dram 100MB --prompt-tokens 8 --runs 1",
     "sparse_bitmask": "--rows 64 --columns 64 --repetitions 1",
     "spqr": "--shapes 64x64 --repetitions 1 --pause-ms 0",
     "storage_fio": "--folder {tmp} --file-mib 64 --read-s 0.01 --repetitions 1",
@@ -75,7 +76,7 @@ def test_a_benchmark_runs(small, monkeypatch, capsys, name):
     module = importlib.import_module(name)
     for constant, value in SIZES.get(name, {}).items():
         monkeypatch.setattr(module, constant, value)
-    if name in ("draft", "memory_limits"):
+    if name in ("draft", "memory_limits", "process_parts"):
         model = twin_model("tinyllama-1.1b", 2, torch.bfloat16, vocabulary=512)
         pack_model(model, small / "packed", Linears(("dense", "endor")), "twin")
     if name == "neurons_held":
