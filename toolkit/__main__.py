@@ -1,6 +1,8 @@
 """The command line: `sparse-offload plan`, `pack`, `run` and `notebooks`, or `python -m toolkit` in its place."""
 
 import argparse
+import atexit
+import gc
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +15,8 @@ SCRIPT = "sparse-offload"  # by pyproject.toml
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse and run; 0 if all is well, 2 for bad input, 130 or 143 when interrupted, 141 if nobody reads the text."""
+    atexit.unregister(gc.freeze)
+    atexit.register(gc.freeze)  # Python's last collections look at all objects of the libraries: more than a second
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError):  # a stream of somebody else's
             stream.reconfigure(errors="backslashreplace")  # paths and texts may hold what the terminal cannot show
