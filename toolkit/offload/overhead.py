@@ -20,8 +20,8 @@ from toolkit.offload.budget import BudgetError
 from toolkit.offload.growing_cache import ROOM
 
 MB = 1e6
-# the model's modules, the first compiled kernels, threads, buffers of reads: 18 to 31 MB for four folders and three GGUF
-# files of 0.1 to 1.5 billion weights, and 60 MB for a folder of neurons
+# the model's modules, the first compiled kernels, threads, buffers of reads: 18 to 31 MB for four folders and three
+# GGUF files of 0.1 to 1.5 billion weights, and 60 MB for a folder of neurons
 OPENING, BY_NEURON = 50_000_000, 35_000_000
 COMPILER = 130_000_000  # LLVM, where kernels are not kept from an earlier process
 CODE = 40_000_000  # pages of libraries, which would have to be read again and again if there were no room for them
