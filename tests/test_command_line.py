@@ -345,6 +345,7 @@ EARLY = [
     (["pack", "MODEL", "--out", "OUT", "--method", "neurons", "--predictors", "x"], "argument --predictors: "),
     (["pack", "MODEL", "--out", "OUT", "--method", "experts", "--bits", "3"], "argument --bits: "),
     (["pack", "MODEL", "--out", "OUT", "--method", "experts", "--mixed", "0.5"], "--bits 16: give --bits 4"),
+    (["run", "OUT", "--prompt", "the", "--context", "512"], "--context 512: --memory"),
     (["run", "MODEL", "--prompt", ""], "--prompt is empty"),
     (["run", "MODEL", "--prompt", "a\udcff"], "--prompt is not UTF-8"),
     (["run", "MODEL", "--prompt", "x", "--seed", "-1"], "--seed -1"),
