@@ -5,6 +5,7 @@ import torch
 import transformers
 
 from tests.families import FAMILIES
+from toolkit.errors import UserError
 from toolkit.models.plain import RoutedExperts, plain
 from toolkit.models.shape_of import shape_of
 
