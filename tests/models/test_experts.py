@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from tests.models.test_models import LLAMA, small
 from toolkit.errors import UserError
-from toolkit.models.experts import Experts, decoder_experts
+from toolkit.models.experts import Experts, TopK, block_experts, decoder_experts
 from toolkit.models.plain import plain
 
 SIZES = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 3}
@@ -74,3 +74,13 @@ def test_routers_that_are_no_linear_map_route_all_the_same():
     assert (ids // 3 == ids[:, :1] // 3).all()  # of one group
     with pytest.raises(UserError, match="routes by more than a linear map"):
         experts.scores(torch.randn(1, experts.hidden))
+
+
+def test_a_mixture_of_the_toolkits_own_routes_by_hand():
+    """Two experts choose by the sign of the input: no code of transformers runs."""
+    router = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    toy = block_experts(TopK(router, torch.ones(2, 2, 2), torch.ones(2, 2, 1), per_token=1))
+    assert toy.per_token == 1
+    ids, weights = toy.route(torch.tensor([[2.0, 5.0], [-2.0, 5.0]]))
+    assert ids.tolist() == [[0], [1]]
+    assert weights.shape == (2, 1)

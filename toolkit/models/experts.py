@@ -93,11 +93,11 @@ class Experts:
         one that routes by the ids of tokens.
         """
         alone = hub.foreign_code(f"{type(self.module).__name__} does not choose experts by its input alone")
-        try:
-            with alone, attached([self.routed.register_forward_pre_hook(_stop)]):
+        with alone, attached([self.routed.register_forward_pre_hook(_stop)]):
+            try:
                 self.module(x[None])
-        except _Chosen as chosen:
-            return chosen.ids, chosen.weights
+            except _Chosen as chosen:  # caught inside, since a mixture of the toolkit's own is foreign code, too
+                return chosen.ids, chosen.weights
         raise UserError(f"{type(self.module).__name__} calls no experts")
 
     @cached_property
