@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NotRequired
 
-from toolkit.errors import UserError
+from toolkit.errors import UserError, disk_trouble
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 LIMIT_BYTES = 64 << 20
 LIMIT_VALUES = 4_000_000  # aliases in YAML repeat what they name, so a short file can hold billions
 LIMIT_DEPTH = 100
+OF_THE_PROCESS = {errno.EMFILE, errno.ENFILE}  # no fault of the file that could not be opened
 SCALARS = (type(None), bool, int, float, str)
 
 
@@ -144,6 +145,8 @@ def _plain(value_of: Callable[[], object], path: Path | str, error: type[UserErr
     except RecursionError as fault:
         raise error(f"{path}: {words}: nested more than {LIMIT_DEPTH} deep") from fault
     except (OSError, ValueError) as fault:
+        if isinstance(fault, OSError) and fault.errno in OF_THE_PROCESS:
+            raise disk_trouble(fault, path) from fault
         raise error(f"{path}: {words}: {line(fault)}") from fault
     return value
 
