@@ -1,5 +1,5 @@
 import pytest
-from transformers import GPT2Config, LlamaConfig, Qwen2Config
+from transformers import GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config
 
 from toolkit import memory_limits
 from toolkit.errors import UserError
@@ -31,6 +31,14 @@ def test_what_a_prompt_takes_grows_with_its_tokens():
     assert Overhead.of(config, 10, 5, compiles=True).nbytes == few.nbytes + overhead.COMPILER
     config._attn_implementation = "eager"  # whose scores are in memory for all heads
     assert Overhead.of(config, 1000, 5).prompt > many.prompt + 8 * 1000**2 * 4
+
+
+def test_each_expert_of_a_token_has_a_prompt_in_memory():
+    of_one = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "num_hidden_layers": 4}
+    dense, mixture = LlamaConfig(**of_one), MixtralConfig(num_experts_per_tok=2, **of_one)
+    scores = 1000**2 * 4
+    assert Overhead.of(dense, 1000, 5).prompt == 3 * 4 * 1000 * (2 * 64 + 128) + scores
+    assert Overhead.of(mixture, 1000, 5).prompt == 3 * 4 * 1000 * 2 * (2 * 64 + 2 * 128) + scores
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ FLOAT = 4
 WIDTHS = 3  # vectors of a layer's widths that exist at once for each token of a prompt
 RESIDENT_SHARE = 0.9  # of free memory; the rest is for other processes and page tables
 LEAST_MARGIN = 1.01  # of the least limit that is named: what a process holds after its imports differs a little
+EXPERTS_OF_A_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")  # in configurations
 FILLED = 1.25  # what padding and buffers add to the bytes of weights, at most
 BUFFERS = 64_000_000
 
@@ -68,13 +69,15 @@ class Overhead:
         hidden, layers = config.hidden_size, config.num_hidden_layers
         heads = getattr(config, "num_attention_heads", 1) or 1
         ffn = max(_number(config, name) for name in ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"))
-        ffn = max(ffn or 4 * hidden, _number(config, "moe_intermediate_size") * _number(config, "num_experts_per_tok"))
+        width, of_expert = 2 * hidden + (ffn or 4 * hidden), _number(config, "moe_intermediate_size") or ffn
+        if used := max(_number(config, name) for name in EXPERTS_OF_A_TOKEN):
+            width = max(width, used * (2 * hidden + 2 * of_expert))  # each expert has its tokens, gate, up and output
         scores = prompt_tokens**2 * (FLOAT if _by_kernel(config) else 2 * FLOAT * heads)
         return cls(
             opening=OPENING + by_neuron * BY_NEURON,
             compiler=COMPILER if compiles else 0,
             cache=cache_bytes(config, max(prompt_tokens + new_tokens, context)),
-            prompt=WIDTHS * FLOAT * prompt_tokens * (2 * hidden + ffn) + scores,
+            prompt=WIDTHS * FLOAT * prompt_tokens * width + scores,
             logits=3 * FLOAT * config.vocab_size * (prompt_tokens if all_logits else 1),
             timeline=SPAN * SPANS * layers * new_tokens,
         )
