@@ -65,16 +65,12 @@ def _overhead(options: Namespace, tokenizer, store, what: str):
     from toolkit.commands.text import prompt_of
     from toolkit.errors import UserError
     from toolkit.kernels.engine import compiled
-    from toolkit.offload.overhead import Overhead, gives_all_logits
-    from toolkit.storage.neuron_packing import LAYOUT
+    from toolkit.offload.overhead import Overhead
 
-    config = store.config()
-    prompt, new = prompt_of(options, tokenizer, config)["input_ids"].shape[1], options.max_new_tokens
+    prompt, new = prompt_of(options, tokenizer, store.config())["input_ids"].shape[1], options.max_new_tokens
     if options.context is not None and prompt + new > options.context:
         raise UserError(
             f"--context {options.context}: the prompt has {prompt} tokens, and {new} are to follow: expected "
             f"{prompt + new} or more"
         )
-    kept = compiled.ran_before(what)
-    by_neuron = LAYOUT in store.variants
-    return Overhead.of(config, prompt, new, not kept, gives_all_logits(config), options.context or 0, by_neuron)
+    return Overhead.of_store(store, prompt, new, not compiled.ran_before(what), options.context or 0)

@@ -33,7 +33,7 @@ from toolkit.offload.draft import Speculation, Speculative, shares_cache
 from toolkit.offload.embedding import StoredEmbedding
 from toolkit.offload.held import HeldLayers
 from toolkit.offload.options import Options
-from toolkit.offload.overhead import Overhead, ProcessLimit, gives_all_logits
+from toolkit.offload.overhead import Overhead, ProcessLimit
 from toolkit.offload.plan import budgets_of
 from toolkit.offload.single_token import SingleToken
 from toolkit.offload.strategy import Opening, Strategy, skeleton
@@ -285,10 +285,7 @@ def _within_process(options: Options, store: Store) -> Iterator[Options]:
     if options.memory_bytes is None:
         yield options
         return
-    config = store.config()
-    compiles = not compiled.ran_before(_kernels(store))
-    by_neuron = neuron_packing.LAYOUT in store.variants
-    overhead = Overhead.of(config, options.context, 0, compiles, gives_all_logits(config), by_neuron=by_neuron)
+    overhead = Overhead.of_store(store, options.context, 0, not compiled.ran_before(_kernels(store)))
     limit = ProcessLimit.now(options.memory_bytes, overhead)
     with limit.explained():
         yield replace(options, dram_bytes=limit.budget(options.dram_bytes))

@@ -18,6 +18,7 @@ from toolkit import memory_limits
 from toolkit.errors import UserError
 from toolkit.offload.budget import BudgetError
 from toolkit.offload.growing_cache import ROOM
+from toolkit.storage.neuron_packing import LAYOUT
 
 MB = 1e6
 # the model's modules, the first compiled kernels, threads, buffers of reads: 18 to 31 MB for four folders and three
@@ -81,6 +82,12 @@ class Overhead:
             logits=3 * FLOAT * config.vocab_size * (prompt_tokens if all_logits else 1),
             timeline=SPAN * SPANS * layers * new_tokens,
         )
+
+    @classmethod
+    def of_store(cls, store, prompt_tokens: int, new_tokens: int, compiles: bool, context: int = 0) -> Self:
+        """The same for an opened store, whose configuration and layout say the rest."""
+        config, by_neuron = store.config(), LAYOUT in store.variants
+        return cls.of(config, prompt_tokens, new_tokens, compiles, gives_all_logits(config), context, by_neuron)
 
     @property
     def nbytes(self) -> int:
