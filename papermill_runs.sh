@@ -4,5 +4,5 @@ set -euo pipefail
 export TOOLKIT_CALLED_FROM=$PWD  # where relative folders are meant
 cd "$(dirname "${BASH_SOURCE[0]}")"
 . toolkit/sweep/environment.sh
-use_environment
+use_environment lab papermill
 exec "$python" -P -m toolkit.sweep "$@"

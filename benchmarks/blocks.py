@@ -20,7 +20,7 @@ import torch
 from toolkit.formats.ggml import TYPES
 from toolkit.formats.twins import random_blocks
 from toolkit.kernels import blocks
-from toolkit.kernels.blocks import PLAIN
+from toolkit.kernels.blocks import PLAIN, tensors
 
 SHAPES = {  # rows and columns of a layer's linears
     "qwen2.5-1.5b": [(1536, 1536), (256, 1536), (256, 1536), (1536, 1536), (8960, 1536), (8960, 1536), (1536, 8960)],
@@ -47,7 +47,7 @@ def contestants(kind: str, shapes: list[tuple[int, int]], vectors: list[int]) ->
 
             def run(way=way, given=given):
                 for matrix in matrices:
-                    blocks.matvec(kind, matrix.data, given[matrix.shape[1]], backend=way)
+                    tensors.matvec(kind, matrix.data, given[matrix.shape[1]], backend=way)
 
             found[way, number] = run
     return found, nbytes

@@ -30,16 +30,16 @@ import reports
 import torch
 
 from toolkit import paths
-from toolkit.costs.memory import read_gb_s
 from toolkit.errors import UserError
 from toolkit.formats import QUANTISED, Packed
 from toolkit.formats.scaled import Scaled
 from toolkit.formats.twins import random_spqr
+from toolkit.machines.memory import read_gb_s
 from toolkit.measure.contestant import Text
 from toolkit.measure.llama_cpp import LlamaCpp, missing
 from toolkit.models.twins import twin_model
+from toolkit.offload.methods import LLAMA_CPP
 from toolkit.offload.model import OffloadedModel
-from toolkit.policies.methods import LLAMA_CPP
 from toolkit.storage.packing import Linears, pack_model
 
 LAYERS, VOCABULARY = 22, 49_152
@@ -103,7 +103,7 @@ def prepare(folder: Path) -> None:
             pack_model(twin(), folder / name, Linears(variants), "twin")
     for name in RIVALS if not missing() else ():
         if not (folder / f"{LLAMA_CPP[name]}.gguf").exists():
-            LlamaCpp(name, twin().float(), folder, mapped=False).close()  # bfloat16 would round each layer
+            LlamaCpp(name, twin().float(), folder, load="read").close()  # bfloat16 would round each layer
 
 
 def random_form(form: type, seeds: Iterator[int], weight: torch.Tensor) -> Packed:
@@ -219,7 +219,7 @@ def opened_rivals(stack: contextlib.ExitStack, names: list[str], folder: Path, t
         return {}
     closing = contextlib.closing
     text = Text([PROMPT, *[PROMPT[:, :1]] * tokens])
-    found = {name: stack.enter_context(closing(LlamaCpp(name, None, folder, text, mapped=False))) for name in names}
+    found = {name: stack.enter_context(closing(LlamaCpp(name, None, folder, text, load="read"))) for name in names}
     for rival in found.values():
         rival.generated(PROMPT[0].tolist(), 2)
     return found

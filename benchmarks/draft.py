@@ -19,7 +19,7 @@ import pandas as pd
 import reports
 import torch
 
-from toolkit.commands.run import bytes_of
+from toolkit.memory_limits import bytes_of
 from toolkit.offload.model import OffloadedModel
 from toolkit.papers.flash.generation import Clock
 

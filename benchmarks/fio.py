@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from toolkit.costs.disk import WRITE_BYTES
+from toolkit.machines.disk import WRITE_BYTES
 from toolkit.measure.fio import installed
 
 SKIPPED = 77  # the exit status of a benchmark that cannot run here

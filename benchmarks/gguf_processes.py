@@ -7,18 +7,20 @@
     python benchmarks/gguf_processes.py --twin gpt-oss-20b       # 12 GB of random MXFP4 blocks: 3, 6, 9 GB
 
 Each process runs within a limit that counts all of it: code, weights, buffers, cache, and pages of the file. Ours gets
-it as `--memory`, too. llama.cpp runs in three ways, and the best one counts: "mapped", without copies; "repacked", with
-repacked copies beside the mapped file, its default; "read", repacked without a mapping. The turns follow each other,
-limit by limit; the file's pages are dropped before each process. Each generates some tokens first; then `--tokens` are
-timed, without the prompt.
+it as `--memory`, too. llama.cpp is the one that was built for this machine (`python -m
+toolkit.measure.llama_cpp_build`), or else a generic wheel. It runs in all ways of `llama_cpp.LOADS`, or in those of
+`--loads`, and the best one counts. The turns follow each other, limit by limit; the file's pages are dropped before
+each process. Each generates some tokens first; then `--tokens` are timed, without the prompt.
 
 A row is printed as its process ends: tokens a second, MB read a token, the share of the disk's rate that these reads
-make, and the peak of the process's own memory. The disk's rate is that of the toolkit's reader on this file, taken at
-the start. A process that the system kills is `killed`, one that refuses the limit `refused`. In a twin the router has
-random weights, so its experts are random, too; its tokens are sampled, since a greedy text would soon repeat itself.
+make, and the process's own memory: ours at its peak, llama.cpp's at the end. The disk's rate is that of the toolkit's
+reader on this file, taken at the start. A process that the system kills is `killed`, one that refuses the limit
+`refused`. In a twin the router has random weights, so its experts are random, too, and hits are those of chance. Its
+tokens are sampled, since a greedy text would soon repeat itself.
 
-The last table has the median of each way. It writes results/benchmarks/gguf_processes.json, and exits with 77 where no
-cgroup can be made. Let the machine be otherwise idle. Twins are written into `--folder` once, and stay there.
+The last tables have the median of each way with its range, and of llama.cpp's best one. It writes
+results/benchmarks/gguf_processes.json, and exits with 77 where no cgroup can be made. Let the machine be otherwise
+idle. Twins are written into `--folder` once, and stay there.
 """
 
 import argparse
@@ -34,27 +36,27 @@ from pathlib import Path
 
 import pandas as pd
 import reports
-import torch
 from gguf_twins import TWINS, write_twin
 
 from toolkit import downloads, memory_limits, paths
 from toolkit.errors import UserError
-from toolkit.measure import llama_cpp, llama_cpp_driver
-from toolkit.measure.child import Child
+from toolkit.measure import llama_cpp
+from toolkit.measure.llama_cpp_process import KILLED, NoRoom, run_process
 from toolkit.measure.memory_group import MemoryGroup, missing
+from toolkit.models.gguf_header import read_header
+from toolkit.offload.decoder.architecture import architecture_of
+from toolkit.offload.decoder.weights import DecoderFile
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.direct import drop_pages
-from toolkit.storage.gguf_store import GgufStore
 from toolkit.storage.readers import open_reader
 
 SKIPPED = 77
-HOW = {"mapped": (), "repacked": (llama_cpp_driver.REPACKED,), "read": (llama_cpp_driver.LOADED,)}
+RIVAL = "llama.cpp"
 MODEL = "qwen2.5-coder-1.5b"
 LIMITS = {MODEL: (1.3, 1.1, 1.0, 0.8, 0.6), "llama2-7b": (4, 3, 2), "gpt-oss-20b": (9, 6, 3)}
 PROMPT = "def quicksort(xs):"
 TOKENS = (750, 11, 42)  # llama.cpp is asked by numbers: words of any vocabulary
 WARM = 4  # tokens before the clock starts
-KILLED = (-9, 137)
 LONGEST_S = 1800
 
 
@@ -69,7 +71,10 @@ class Row:
     tokens_s: float = float("nan")
     mb_a_token: float = float("nan")
     of_disk: float = float("nan")
-    peak_mb: float = float("nan")
+    own_mb: float = float("nan")
+    first_s: float = float("nan")
+    cpu_s: float = float("nan")
+    build: str = ""
     note: str = ""
 
 
@@ -98,7 +103,8 @@ def main() -> int:
     if options.draft:
         ways["ours, drafted"] = partial(ours, more=("--draft", str(options.draft)))
     if not options.ours:
-        ways |= {f"llama.cpp {how}": partial(rival, how=how) for how in HOW}
+        print(f"llama.cpp: {llama_cpp.which()}", flush=True)
+        ways |= {f"{RIVAL} {load}": partial(rival, load=load) for load in options.loads}
     _compile(task)
     rows = []
     for limit in limits:
@@ -108,8 +114,7 @@ def main() -> int:
                 rows.append(Row(way, limit, turn, **run(task, int(limit * 1e9))))
                 print(shown(rows[-1]), flush=True)
     table = pd.DataFrame(map(asdict, rows))
-    medians = table.groupby(["limit_gb", "way"], sort=False)[["tokens_s", "mb_a_token", "of_disk", "peak_mb"]].median()
-    print(medians.reset_index().to_markdown(index=False, floatfmt=".2f"))
+    print(medians(table).to_markdown(index=False, floatfmt=".2f"))
     report = {"file": file.name, "disk_bytes_s": task.disk, "rows": [asdict(row) for row in rows]}
     reports.save("gguf_processes", report | {"load": reports.load_per_core()})
     return 0
@@ -124,7 +129,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=32, help="that are timed (default: 32)")
     parser.add_argument("--turns", type=int, default=2, help="of each way and limit (default: 2)")
     parser.add_argument("--draft", type=Path, help="a GGUF file or a packed folder that drafts, in rows of its own")
-    parser.add_argument("--ours", action="store_true", help="without llama.cpp")
+    rivals = parser.add_mutually_exclusive_group()
+    rivals.add_argument("--ours", action="store_true", help="without llama.cpp")
+    loads = list(llama_cpp.LOADS)
+    rivals.add_argument("--loads", nargs="+", choices=loads, default=loads, help="of llama.cpp (default: all)")
     return parser.parse_args()
 
 
@@ -143,11 +151,12 @@ def _file(options: argparse.Namespace) -> tuple[Path, str]:
 
 def disk_rate(file: Path) -> float:
     """Bytes a second at which the toolkit reads the layers of a file past the page cache; the better of two."""
-    store = GgufStore.open(file)
-    layers = list(store.layers.values())
-    reads = [read for layer in layers for read in getattr(layer, "chunks", None) or _of_experts(layer)]
+    header = read_header(file)
+    weights = DecoderFile.of(header, architecture_of(header))
+    layers = [*weights.layers, *(expert for experts in weights.experts for expert in experts)]
+    reads = [read for layer in layers for read in layer.chunks]
     best = 0.0
-    with open_reader(None, store) as reader:
+    with open_reader(None, weights) as reader:
         for _ in range(2):
             nbytes, begun_s, slot = 0, time.perf_counter(), aligned_buffer(max(_end(read) for read in reads))
             for read in reads[: 1 << 9]:
@@ -155,10 +164,6 @@ def disk_rate(file: Path) -> float:
                 nbytes += int(read.sizes.sum())
             best = max(best, nbytes / (time.perf_counter() - begun_s))
     return best
-
-
-def _of_experts(layer) -> list:
-    return [read for expert in layer.ops.values() for read in expert.chunks]
 
 
 def _end(read) -> int:
@@ -175,7 +180,8 @@ def ours(task: Task, limit: int, more: Sequence[str] = (), tokens: int | None = 
     """`sparse-offload run` within a limit."""
     count = tokens or task.tokens + WARM
     command = [sys.executable, "-P", "-m", "toolkit", "run", str(task.file), "--memory", f"{limit // 10**6}MB"]
-    command += ["--prompt", PROMPT, "--max-new-tokens", str(count), *more, *(["--sample"] if task.sample else [])]
+    command += ["--prompt", PROMPT, "--max-new-tokens", str(count), *more]
+    command += ["--temperature", "1"] if task.sample else []
     with MemoryGroup() as group:
         group.limit(limit)
         done = subprocess.run(
@@ -191,49 +197,53 @@ def ours(task: Task, limit: int, more: Sequence[str] = (), tokens: int | None = 
         return {"verdict": "killed" if done.returncode in KILLED else "refused", "note": words[:300]}
     moved = _number(r"^ +read .* ([\d.]+)$", done.stderr)
     mb_a_token, speed = (0.0 if moved != moved else moved) / count, _number(r"then ([\d.]+) a second", done.stderr)
-    found = re.search(r"[^;\n]*(layers in DRAM|of the experts)[^;\n]*", done.stderr)
+    found = re.search(r"[^;\n]*(in DRAM|of the experts)[^;\n]*", done.stderr)
     return {
         "verdict": "ran",
         "tokens_s": speed,
         "mb_a_token": mb_a_token,
         "of_disk": mb_a_token * 1e6 * speed / task.disk,
-        "peak_mb": _number(r"peak (\d+) of|took (\d+) MB", done.stderr),
+        "own_mb": _number(r"peak (\d+) of|took (\d+) MB", done.stderr),
         "note": found[0].strip() if found else "",
     }
 
 
-def rival(task: Task, limit: int, how: str) -> dict:
+def rival(task: Task, limit: int, load: str) -> dict:
     """llama.cpp within a limit; its clock is its own, for generated tokens."""
-    context = str(task.tokens + WARM + len(TOKENS) + 8)
-    command = [llama_cpp.interpreter(), "-I", "-B", llama_cpp_driver.__file__, task.file, str(torch.get_num_threads())]
-    command += [context, *HOW[how]]
-    with MemoryGroup() as group:
-        group.limit(limit)
-        child = Child("llama.cpp", command)
-        try:
-            group.add(child.process.pid)
-            child.answer()
-            child.ask(tokens=list(TOKENS), generate=WARM, temperature=float(task.sample))
-            found = child.ask(tokens=list(TOKENS), generate=task.tokens, temperature=float(task.sample))
-            peak = group.other_bytes / 1e6
-        except UserError as error:
-            return {"verdict": "killed" if child.process.wait() in KILLED else "failed", "note": str(error)[:300]}
-        finally:
-            child.close()
-    read, speed = found["read_bytes"] / task.tokens, 1 / found["seconds"]
+    try:
+        process = run_process(task.file, limit, load, TOKENS, task.tokens, float(task.sample))
+    except UserError as error:
+        return {"verdict": "killed" if isinstance(error, NoRoom) else "failed", "note": str(error)[:300]}
     return {
         "verdict": "ran",
-        "tokens_s": speed,
-        "mb_a_token": read / 1e6,
-        "of_disk": read * speed / task.disk,
-        "peak_mb": peak,
+        "tokens_s": process.tokens_per_s,
+        "mb_a_token": process.read_bytes / 1e6,
+        "of_disk": process.read_bytes * process.tokens_per_s / task.disk,
+        "own_mb": process.own_bytes / 1e6,
+        "first_s": process.first_s,
+        "cpu_s": process.cpu_s,
+        "build": process.build,
     }
+
+
+def medians(table: pd.DataFrame) -> pd.DataFrame:
+    """A row for each limit and way, and one for llama.cpp's quickest way: medians, and the range of the speed."""
+    numbers = ["tokens_s", "mb_a_token", "of_disk", "own_mb", "first_s", "cpu_s"]
+    groups = table.groupby(["limit_gb", "way"], sort=False)
+    rows = groups[numbers].median()
+    rows.insert(1, "tokens_s_low", groups["tokens_s"].min())
+    rows.insert(2, "tokens_s_high", groups["tokens_s"].max())
+    rows = rows.reset_index()
+    rivals = rows[rows["way"].str.startswith(RIVAL) & rows["tokens_s"].notna()]
+    best = rivals.loc[rivals.groupby("limit_gb", sort=False)["tokens_s"].idxmax()]
+    best = best.assign(way="the best of them: " + best["way"])
+    return pd.concat([rows, best]).sort_values("limit_gb", ascending=False, kind="stable")
 
 
 def shown(row: Row) -> str:
     """A row as it is printed."""
     numbers = f"{row.tokens_s:7.2f} tokens/s {row.mb_a_token:8.0f} MB/token {row.of_disk:5.0%} of the disk"
-    numbers += f" {row.peak_mb:7.0f} MB peak"
+    numbers += f" {row.own_mb:7.0f} MB of its own"
     words = numbers if row.verdict == "ran" else row.verdict
     return f"{row.limit_gb:5.2f} GB {row.way:20} {words}  {row.note}"
 

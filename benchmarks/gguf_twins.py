@@ -22,6 +22,7 @@ from toolkit.hub import NO_CODE
 from toolkit.progress import progress
 
 ROWS = 1 << 14  # made at a time
+ALIGNMENT = 32  # of tensors in the file, in bytes
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,23 @@ TWINS = {
         "Q4_K",
         mixed=True,
     ),
+    "mistral-large": Twin(
+        Case(
+            "llama",
+            "llama",
+            {
+                "vocab_size": 32768,
+                "hidden_size": 12288,
+                "intermediate_size": 28672,
+                "num_hidden_layers": 88,
+                "num_attention_heads": 96,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "max_position_embeddings": 4096,
+            },
+        ),
+        "Q8_0",
+    ),
     "gpt-oss-20b": Twin(
         Case(
             "gpt-oss",
@@ -75,8 +93,8 @@ TWINS = {
 }
 
 
-def write_twin(name: str, file: Path) -> None:
-    """Write the twin of a model of `TWINS`."""
+def write_twin(name: str, file: Path, sparse: bool = False) -> None:
+    """Write the twin of a model of `TWINS`; `sparse` leaves holes in place of its weights, which take no disk."""
     twin = TWINS[name]
     config = transformers.AutoConfig.for_model(twin.case.model_type, **twin.case.all_fields())
     with torch.device("meta"):
@@ -95,6 +113,12 @@ def write_twin(name: str, file: Path) -> None:
         writer.add_tensor_info(each, stored, dtype, prod(shape) // elements * nbytes, raw)
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_ti_data_to_file):
         step()
+    if sparse:
+        stream = writer.fout[0]
+        writer.write_padding(stream, stream.tell())
+        stream.truncate(stream.tell() + sum(writer.ggml_pad(it.nbytes, ALIGNMENT) for it in writer.tensors[0].values()))
+        writer.close()
+        return
     with progress(f"writing {file.name}", len(found), "tensors") as bar:
         for number, ((each, shape), kind) in enumerate(zip(found, kinds, strict=True)):
             _write(writer, _values(each, shape, kind, number))

@@ -14,7 +14,7 @@ from toolkit.formats import QUANTISED
 from toolkit.formats.twins import random_spqr
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.offload.model import OffloadedModel, unpack_model
-from toolkit.policies.placement import LayerMap
+from toolkit.offload.placement import LayerMap
 from toolkit.storage.packing import Linears, pack_model
 from toolkit.storage.store import Store
 

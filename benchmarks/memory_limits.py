@@ -10,26 +10,20 @@ needs root, or a delegated cgroup: status 77 without.
 """
 
 import argparse
-import os
 import re
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pandas as pd
 import reports
+from limited import SKIPPED, run_limited
 
-from toolkit.measure.memory_group import MemoryGroup, missing
+from toolkit.measure.memory_group import missing
 
-SKIPPED = 77
 SENTENCE = "The library of Alexandria was a big one. "
 LONG = 215  # sentences: some 2,000 tokens
-KILLED = (-9, 137)
-PERIOD_S = 0.05
 LIMIT = "{limit:.0f}MB"  # of the process: the cgroup's own
 
 
@@ -95,29 +89,19 @@ def _variants(options: argparse.Namespace) -> Iterator[dict[str, str]]:
 def _run(folder: Path, limit: float, more: dict[str, str]) -> Result:
     given = {"--prompt": SENTENCE} | {name: value.format(limit=limit) for name, value in more.items()}
     words = [word for pair in given.items() for word in pair]
-    command = [sys.executable, "-P", "-m", "toolkit", "run", str(folder), *words]
-    with MemoryGroup() as group, tempfile.TemporaryFile("w+") as said:
-        group.limit(int(limit * 1e6))
-        process = subprocess.Popen(
-            command, preexec_fn=lambda: group.add(os.getpid()), stdout=subprocess.DEVNULL, stderr=said
-        )
-        other = 0
-        while process.poll() is None:
-            other = max(other, group.other_bytes)
-            time.sleep(PERIOD_S)
-        said.seek(0)
-        stderr = said.read()
-    verdict = {0: "ran", 2: "refused"}.get(process.returncode, "failed")
-    verdict = "KILLED" if process.returncode in KILLED else verdict
+    ended = run_limited(["run", str(folder), *words], int(limit * 1e6), quiet=True)
+    verdict = {0: "ran", 2: "refused"}.get(ended.status, "failed")
+    verdict = "KILLED" if ended.killed else verdict
     others = [f"{name} {value}".format(limit=limit) for name, value in more.items() if name != "--prompt"]
     shown = " ".join(["long prompt"] * ("--prompt" in more) + others)
-    last = (stderr.strip().splitlines() or [""])[-1] if verdict != "ran" else ""
-    took = _number(r"(?:the process took|^peak) (\d+) ", stderr)
+    last = ended.last_line if verdict != "ran" else ""
+    took = _number(r"(?:the process took|^peak) (\d+) ", ended.said)
     if took > limit:
         verdict = "OVER"
-    rate = _number(r"then ([\d.]+) a second", stderr)
-    predicted = _number(r"will take up to (\d+) MB", stderr)
-    return Result(str(folder), limit, shown, verdict, took, other / 1e6, took / limit, predicted, rate, last)
+    rate = _number(r"then ([\d.]+) a second", ended.said)
+    predicted = _number(r"will take up to (\d+) MB", ended.said)
+    other = ended.peak_bytes / 1e6
+    return Result(str(folder), limit, shown, verdict, took, other, took / limit, predicted, rate, last)
 
 
 def _number(pattern: str, text: str) -> float:

@@ -18,7 +18,7 @@ import reports
 import torch
 from torch import Tensor
 
-from toolkit.commands.run import bytes_of
+from toolkit.memory_limits import bytes_of
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.options import NEURONS, Demand
 from toolkit.papers.flash.generation import Clock

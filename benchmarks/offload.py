@@ -24,13 +24,14 @@ from toolkit.measure.llama_cpp import missing
 from toolkit.measure.race import PLACED, Race, run_race
 from toolkit.measure.summary import by_turn, summary
 from toolkit.models.workload import Workload
+from toolkit.offload.ways import Way, all_ways
 from toolkit.papers.endor.latency import LAYER_METHODS
 from toolkit.papers.endor.passes import PAIRS, pairs_table
-from toolkit.policies.ways import Way, all_ways
 
 WORKLOAD = Workload("tinyllama-1.1b", "bfloat16")
 LLAMA_CPP = ("llama.cpp F16", "llama.cpp Q8_0", "llama.cpp Q4_0")
-GOALS = dict(zip(PAIRS, (1.7, 1.7, 3.0, 1.7), strict=True))  # how many times faster the first of each pair should be
+# how many times faster the first of each pair should be; a pipeline should not lose
+GOALS = dict(zip(PAIRS, (1.7, 1.7, 3.0, 1.7, 1.0, 1.0, 1.0), strict=True))
 
 
 def main() -> int:

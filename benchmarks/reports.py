@@ -41,7 +41,7 @@ def disk_parser(description: str, repetitions: int) -> argparse.ArgumentParser:
 
 def save(name: str, report: Mapping[str, object]) -> None:
     """Write results/benchmarks/<name>.json."""
-    from toolkit.costs.probe import describe  # imports pandas, which `gpu.py` does without
+    from toolkit.machines.probe import describe  # imports pandas, which `gpu.py` does without
 
     target = paths.results_dir() / "benchmarks" / f"{name}.json"
     make_folder(target.parent)

@@ -17,9 +17,9 @@ import fio
 import pandas as pd
 import reports
 
-from toolkit.costs import disk
-from toolkit.costs.probe import KIB, MIB
 from toolkit.files import scratch_folder
+from toolkit.machines import disk
+from toolkit.machines.probe import KIB, MIB
 from toolkit.measure.fio import read_gb_s
 from toolkit.storage.direct import OpenFile, open_file
 

@@ -22,9 +22,9 @@ import fio
 import pandas as pd
 import reports
 
-from toolkit.costs.probe import MIB
 from toolkit.errors import UserError
 from toolkit.files import scratch_folder
+from toolkit.machines.probe import MIB
 from toolkit.measure.fio import read_gb_s
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.chunks import in_line

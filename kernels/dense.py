@@ -4,39 +4,16 @@ torch rounds the vector to the matrix's type and has no product of int8 and fp32
 reach the memory's rate. One door, `matvec`; `backend="auto"` takes the first of `BACKENDS` that this CPU can run.
 """
 
-from functools import cache
-
-import numba
 import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor
 
-from toolkit.kernels.engine.backends import AVX2, CPU, Backend, Backends, expect, operands
 from toolkit.kernels.engine.compiled import compiled
-from toolkit.kernels.engine.elements import BITS, TO_FLOAT32
 from toolkit.kernels.engine.parallel import Product, Task
-from toolkit.kernels.engine.products import dense_product
+from toolkit.kernels.engine.products import BACKENDS, dense_task
+from toolkit.kernels.engine.tensors import BITS, CPU, expect, operands
 
-
-@cache
-def portable(dtype: torch.dtype):
-    """The function that sets `y[vector, row] = Σ weight[row, column] · x[vector, column]`, rows `first` to `last`."""
-    to_float32 = TO_FLOAT32[dtype]
-
-    @compiled(fastmath={"reassoc", "nsz", "contract"})
-    def portable(weight, x, y, first, last):
-        for row in range(first, last):
-            for vector in range(len(x)):
-                total = numba.float32(0)
-                for column in range(x.shape[1]):
-                    total += to_float32(weight[row, column]) * x[vector, column]
-                y[vector, row] = total
-
-    return portable
-
-
-# LLVM writes the first with wider registers where the CPU has them
-BACKENDS = Backends({"avx2": Backend(AVX2, dense_product), "portable": Backend(frozenset(), portable)}, for_gpus=())
+__all__ = ["BACKENDS", "matvec", "product", "scale_rows", "take_rows"]
 
 
 def matvec(
@@ -86,5 +63,4 @@ def take_rows(y, source, out):
 
 def _task(weight: Tensor, x: Tensor, out: Tensor, backend: str = "auto") -> Task:
     bits = weight.detach().view(BITS[weight.dtype]).numpy()
-    run = BACKENDS.choose(backend).product(weight.dtype)
-    return Task(run, (bits, x.numpy(), out.detach().numpy()), len(weight), weight.nbytes)
+    return dense_task(weight.dtype, bits, x.numpy(), out.detach().numpy(), backend)

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import gc
 import os
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -13,21 +14,22 @@ from tests import contracts
 from toolkit import hub
 
 # not `formats` and `storage`: they check at run time, and compiled functions take no checker
-CHECKED = ("absmax", "costs", "measure", "models", "offload", "policies", "quality", "quantization", "sparsity")
+CHECKED = ("absmax", "machines", "measure", "models", "offload", "quality", "quantization", "residency", "sparsity")
 
 # files that take more than 2 seconds of CPU time, the dearest first: `--fast` leaves them out, a whole run begins with
 # them, since a worker that begins a long one last leaves the other without work
 SLOW = """
-sweep/sweep offload/families kernels/cuda kernels/products tests/command_line tests/benchmarks offload/expert_model
-offload/model studies/expert_race kernels/neuron_records recovery/embedded offload/draft kernels/ptx hostile/hostile
-offload/neuron_model quantization/spqr offload/hot_neurons papers/endor kernels/spqr offload/uploader offload/quantised
-offload/layouts measure/race models/models kernels/bitmap tests/explorers measure/airllm kernels/neurons offload/head
-papers/endor_passes quality/tasks evidence/report tests/starts planner/sizes offload/batches
-kernels/parallel papers/operations sweep/lab offload/close evidence/tables kernels/compiled policies/residencies
-papers/spqr_forward sparsity/prune kernels/csr tests/wheel offload/single_token papers/corm predictors/kinds
-offload/new_format costs/hot_cold measure/side_by_side offload/logit_check planner/neurons recovery/distillation
+kernels/products sweep/sweep offload/families kernels/cuda tests/command_line tests/benchmarks offload/expert_model
+offload/model corm/expert_race kernels/neuron_records models/embedded offload/draft kernels/ptx hostile/hostile
+offload/neuron_model quantization/spqr offload/hot_neurons endor/endor kernels/spqr offload/uploader offload/quantised
+offload/layouts measure/race models/models kernels/bitmap tests/explorers kernels/neurons offload/head
+endor/endor_passes quality/tasks evidence/report tests/starts planner/sizes offload/batches
+kernels/parallel endor/operations sweep/lab offload/close evidence/tables kernels/compiled residency/policies
+spqr/spqr_forward sparsity/prune kernels/csr tests/wheel offload/single_token corm/corm predictors/kinds
+offload/new_format hermes/hot_cold offload/logit_check planner/neurons models/recipes
 kernels/single_token models/ffn formats/contract formats/contents formats/formats formats/spqr interchange/gguf
 storage/readers storage/store offload/cache_operations offload/process_state offload/smallest models/gguf_logits
+tests/chat tests/serve tests/texts offload/cached_model
 """
 PLACES = {name: place for place, name in enumerate(SLOW.split())}
 
@@ -78,6 +80,20 @@ def _kept_kernels():
     from toolkit.kernels.engine import compiled
 
     compiled._folder()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_the_disk():
+    """Files of `toolkit.files` need not outlive a power cut here. Tests of that put an `os.fsync` of their own."""
+    really_sync = os.fsync
+
+    def sync(file):
+        if sys._getframe(1).f_globals["__name__"] != "toolkit.files":
+            really_sync(file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", sync)
+        yield
 
 
 @pytest.fixture

@@ -74,6 +74,43 @@ def two_four(matrix):
     return values, packed
 
 
+def huffman(matrix, lengths):
+    """Bytes of the codes, row offsets, and bytes of the rest, for codes of these lengths (RFC 1951, section 3.2.2)."""
+    width, codes, code = 8 * matrix.element_size(), {}, 0
+    for length in range(1, 12):
+        for symbol in [s for s in range(256) if lengths[s] == length]:
+            codes[symbol] = f"{code:0{length}b}"
+            code += 1
+        code *= 2
+    stream, offsets, rest = "", [0], []
+    for row in bits(matrix):
+        row = [element % (1 << width) for element in row]
+        coded = row if width == 8 else [element >> width - 9 & 0xFF for element in row]
+        stream += "0" * (-len(stream) % 8) + "".join(codes[symbol] for symbol in coded)
+        offsets.append(len(stream))
+        signs = [element >> width - 1 for element in row]
+        rest.append([element & 0xFF for element in row] if width == 32 else [])
+        rest[-1] += [element >> 8 & 0xFF for element in row] if width == 32 else []
+        if width > 8:
+            rest[-1] += [s << 7 | element >> width - 16 & 0x7F for s, element in zip(signs, row, strict=True)]
+    stream += "0" * (-len(stream) % 8)
+    first_bit_lowest = [int(stream[at : at + 8][::-1], 2) for at in range(0, len(stream), 8)]
+    return first_bit_lowest + [0] * 8, offsets, rest
+
+
+def fewest_bits(counts, longest):
+    """The bits that symbols of these counts take in the best prefix code whose codes have at most so many bits."""
+    room = {1 << longest: 0}  # what is left of Kraft's sum, and the fewest bits so far
+    for count in filter(None, counts):
+        found = {}
+        for left, total in room.items():
+            for length in range(1, longest + 1):
+                if (after := left - (1 << longest - length)) >= 0:
+                    found[after] = min(found.get(after, total + count * length), total + count * length)
+        room = found
+    return min(room.values())
+
+
 def matvec(matrix, x):
     """The product in double precision, and the sum of the terms' magnitudes, to which rounding errors are relative."""
     products = matrix.double() * x.double()

@@ -9,7 +9,7 @@ from toolkit import paths
 
 # forks come from a server without threads, as no fork of this process could be
 FRESH = multiprocessing.get_context("forkserver")
-FRESH.set_forkserver_preload(["toolkit.offload.model", "toolkit.recovery.distillation", "transformers.models.llama"])
+FRESH.set_forkserver_preload(["toolkit.offload.model", "transformers.models.llama"])
 
 
 def start(code: str) -> BaseProcess:

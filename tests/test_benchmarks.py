@@ -22,7 +22,7 @@ from toolkit.storage.packing import Linears, pack_model
 
 FOLDER = paths.root() / "benchmarks"
 SKIPPED = 77  # the status without a GPU, fio or compressed-tensors
-HELPERS = {"bare", "fio", "gguf_files", "gguf_twins", "gpu_checks", "gpu_texts", "reports"}
+HELPERS = {"bare", "fio", "folder_twins", "gguf_files", "gguf_twins", "gpu_checks", "gpu_texts", "limited", "reports"}
 SMALL = {
     "blocks": "--types Q4_K Q8_0 F16 --shapes qwen2.5-1.5b --vectors 1 2 --repetitions 1",
     "bitmap": "--rows 64 --columns 64 --repetitions 1",
@@ -32,13 +32,14 @@ SMALL = {
     "gguf_logits": "--cases llama",
     "gguf_processes": "--ours",
     "gpu": "--only outliers --repetitions 1",
-    "hot_cold": "--neurons 4096 --tokens 8 --repetitions 1",
+    "drawing": "--neurons 4096 --tokens 8 --repetitions 1",
     "int8": "--rows 64 --columns 64 --repetitions 1",
     "memory_limits": "{tmp}/packed --limits 900 --first 1",
     "neuron_records": "--hidden 256 --neurons 64 --repetitions 1",
     "neurons": "--hidden 64 --neurons 256 --repetitions 1",
     "neurons_held": "{tmp}/bundled --limits 1GB --prompts 2 --tokens 4 --windows 1 --length 16 --turns 1",
     "offload": "--folder {tmp} --layers 3 --repetitions 1",
+    "packs": "model wanda",
     "process_parts": "{tmp}/packed --dram 100MB --prompt-tokens 8 --runs 1",
     "sparse_bitmask": "--rows 64 --columns 64 --repetitions 1",
     "spqr": "--shapes 64x64 --repetitions 1 --pause-ms 0",
@@ -52,7 +53,16 @@ SIZES = {  # constants of the scripts
     "spqr": {"OTHER_BYTES": 1},
     "decode_step": {"RIVALS": (), "LAYERS": 2, "VOCABULARY": 512, "READ_BYTES": 1 << 20},
 }
-NEEDS = {"gguf_logits", "gguf_processes", "gpu", "memory_limits", "sparse_bitmask", "storage_fio", "storage_read"}
+NEEDS = {
+    "gguf_logits",
+    "gguf_processes",
+    "gpu",
+    "memory_limits",
+    "packs",
+    "sparse_bitmask",
+    "storage_fio",
+    "storage_read",
+}
 
 
 @pytest.fixture
@@ -87,7 +97,7 @@ def test_a_benchmark_runs(small, monkeypatch, capsys, name):
         monkeypatch.setattr(module, "LLAMA_CPP", ())
     if name == "gguf_logits":  # so would this one's
         monkeypatch.setattr(module.llama_cpp, "missing", lambda: "no llama.cpp")
-    if name == "gguf_processes":  # it would run whole processes for minutes
+    if name in ("gguf_processes", "packs"):  # they would run whole processes for minutes
         monkeypatch.setattr(module, "missing", lambda: "no cgroup")
     monkeypatch.setattr(sys, "argv", [name, *SMALL[name].format(tmp=small).split()])
     status = module.main()
@@ -136,7 +146,7 @@ def planted(outliers, x, out):
 cuda.add_matvec = planted
 assert run("outliers as csr") == 1
 """
-MISSING = "pydantic zstandard gguf lz4 hqq jaxtyping filelock pandas psutil accelerate datasets mwparserfromhell"
+MISSING = "pydantic zstandard gguf hqq jaxtyping filelock pandas psutil accelerate datasets mwparserfromhell"
 
 
 @needs_numba_cuda

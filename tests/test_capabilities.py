@@ -18,7 +18,6 @@ LISTED = yaml.safe_load((ROOT / "tests" / "capabilities.yaml").read_text(encodin
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MODULES = {  # of each command's `main`, where it is not the command itself
     "sparse-offload": "toolkit.__main__",
-    "toolkit.recovery": "toolkit.recovery.__main__",
     "papermill_runs.sh": "toolkit.sweep.__main__",
 }
 ALIASES = {"toolkit": "sparse-offload", "toolkit.sweep": "papermill_runs.sh"}

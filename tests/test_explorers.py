@@ -14,13 +14,13 @@ from nbclient import NotebookClient
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from toolkit import models, paths, quality
-from toolkit.costs.hardware import profile
 from toolkit.evidence.catalogue import read_cells
 from toolkit.evidence.interactive import STILL
+from toolkit.machines.hardware import profile
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.models.cutting import ENTRY, cut_for_good
 from toolkit.models.plain import plain
-from toolkit.policies.residencies import RESIDENCIES, Lru
+from toolkit.residency.policies import RESIDENCIES, Lru
 
 FOLDER = paths.root() / "notebooks" / "explore"
 FILES = sorted(FOLDER.glob("*.ipynb"))
@@ -56,7 +56,7 @@ def timeline():
     """With a machine of DRAM and a disk in the place of this one, which would be measured."""
     here = replace(profile("endor-rtx4080"), id="this-machine", title="a CPU", device=None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("toolkit.costs.probe.probe", lambda: here)
+        patch.setattr("toolkit.machines.probe.probe", lambda fresh: here)
         return run("timeline").view
 
 

@@ -26,11 +26,19 @@ from toolkit.measure.contestant import Decoding
 from toolkit.measure.race import RUNTIMES, Race, run_race
 from toolkit.models import load_model, shapes
 from toolkit.models.workload import Workload
+from toolkit.offload.methods import RIVALS, Method
 from toolkit.offload.model import OffloadedModel
+from toolkit.offload.ways import Way
 from toolkit.pattern import Pattern
-from toolkit.policies.methods import RIVALS, Method
-from toolkit.policies.ways import Way
-from toolkit.predictors import STORED, Samples, Scored, load_predictors, quality, save_predictors, with_limits
+from toolkit.predictors import (
+    STORED,
+    Samples,
+    Scored,
+    load_predictors,
+    prediction_quality,
+    save_predictors,
+    with_limits,
+)
 from toolkit.storage.store import Store
 from toolkit.studies.forms import FORMS, store
 
@@ -104,7 +112,7 @@ def test_the_predictor_counts_in_samples_and_is_kept_in_files(monkeypatch, tmp_p
     outputs = torch.tensor([[1.0, 0, 0], [1, 2, 0], [1, 2, 0], [0, 3, 3]])  # fire 3, 3 and 1 times of 4
     samples = Samples((torch.zeros(4, 2),), (outputs,), (torch.ones(3),))
     predictors = often.fit(None, [0.0], samples)
-    (row,) = quality(predictors, samples).itertuples()
+    (row,) = prediction_quality(predictors, samples).itertuples()
     assert (row.predicted, row.recall, row.precision) == pytest.approx((2 / 3, 6 / 7, 6 / 8))
     assert row.nbytes == 3 * 4
     assert with_limits(predictors, samples, 0.99)[0].mask(samples.inputs[0]).all()

@@ -22,13 +22,13 @@ from tests.families import write_family
 from tests.storage.conftest import make_ops
 from toolkit import paths, tensor_files
 from toolkit.commands.text import prompt_of
-from toolkit.costs import hardware
 from toolkit.errors import UserError
 from toolkit.evidence.claims import read_claims
-from toolkit.evidence.compared import COLUMNS, draw
+from toolkit.evidence.limits import speed_figure
 from toolkit.evidence.meta import read_meta
 from toolkit.interchange import open_checkpoint
 from toolkit.interchange.reading import load_tokenizer
+from toolkit.machines import hardware
 from toolkit.models import load_model
 from toolkit.models.gguf_header import read_header
 from toolkit.models.loading import check_model
@@ -260,11 +260,12 @@ def test_profiles_of_clusters(tmp_path):
 
 def test_tables(tmp_path):
     file = tmp_path / "table.csv"
-    rows = [("dense", 10.0, 9.0, 11.0, 47.6, "a model", "140MB"), ("endor", 10.1, 9.5, 10.5, 47.6, "a model", "140MB")]
-    pd.DataFrame(rows, columns=list(COLUMNS)).to_csv(file, index=False)
+    columns = {"limit_mb": float, "way": str, "rival": bool, "tokens_per_s": float, "relative": float}
+    rows = [(600, "as it is", False, 9.5, 1.0), (600, "llama.cpp", True, 1.2, 1.0)]
+    pd.DataFrame(rows, columns=list(columns)).to_csv(file, index=False)
     odd = [("a limit without an end", b"inf"), ("words", b"fast"), ("nothing", b""), ("far too large", b"9" * 400)]
     damages = [(words, file.read_bytes().replace(b"9.5", number)) for words, number in odd]
-    survive(file, [*damages, *damaged_text(file.read_text(), 17, 60)], lambda: draw(load_csv(file, COLUMNS)))
+    survive(file, [*damages, *damaged_text(file.read_text(), 17, 60)], lambda: speed_figure(load_csv(file, columns)))
 
 
 def test_traces_of_routing(tmp_path):

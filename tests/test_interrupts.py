@@ -66,13 +66,13 @@ def test_clean_up_is_not_interrupted_again():
 
     def command():
         try:
-            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
         finally:
             time.sleep(3 * interrupts.AGAIN_S)
             cleaned.append(True)
 
     with interrupts.raised():
-        assert run_command(command) == 128 + signal.SIGHUP
+        assert run_command(command) == 128 + signal.SIGTERM
         time.sleep(2 * interrupts.AGAIN_S)  # nothing is raised after the end
     assert cleaned == [True]
 

@@ -64,3 +64,19 @@ def _assigned(source: str) -> set[str]:
     names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     targets = [node.target for node in nodes if isinstance(node, ast.comprehension)]
     return names - {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+
+
+MOST_NAMES = 398  # a reader of all notebooks must know them; fewer is better
+
+
+def test_notebooks_import_no_more_names_than_they_did():
+    """Names of the front door count once, as `import toolkit as tk`."""
+    names = set()
+    for book in [*BOOKS, *explorers().values()]:
+        for cell in (cell for cell in read_cells(book.path) if cell.kind == "code"):
+            for node in ast.walk(ast.parse(cell.source)):
+                if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "toolkit":
+                    names |= {(node.module, alias.name) for alias in node.names}
+                elif isinstance(node, ast.Import):
+                    names |= {(alias.name, "") for alias in node.names if alias.name.split(".")[0] == "toolkit"}
+    assert len(names) <= MOST_NAMES

@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from toolkit import paths
+from toolkit import paths, sources
 from toolkit.evidence.catalogue import notebooks
 
 FOLDERS = {"toolkit": "toolkit", "kernels": "toolkit/kernels", "notebooks": "toolkit/notebooks", "data": "toolkit/data"}
@@ -23,8 +23,8 @@ from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.claims import claims
 from toolkit.evidence.reference import reference_dir
 from toolkit.evidence.schema import check_parameters
-from toolkit.costs.hardware import profile
-from toolkit.costs.provenance import provenance
+from toolkit.machines.hardware import profile
+from toolkit.machines.provenance import provenance
 from toolkit.models.loading import MODELS, parts_of
 
 for notebook in notebooks().values():
@@ -39,6 +39,7 @@ except UserError as error:
 print(json.dumps({
     "notebooks": len(notebooks()), "root": str(paths.root()), "cache": str(paths.cache_dir()),
     "results": str(paths.results_dir()), "git": provenance()["git"], "refused": refused,
+    "fingerprint": sources.fingerprint(code),
     "code": [file.relative_to(paths.root()).as_posix() for file in code],
 }))
 """
@@ -107,6 +108,8 @@ def test_it_finds_its_files_and_keeps_nothing_beside_the_code(site, tmp_path):
     assert found["git"].startswith("v")
     assert "checkout" in found["refused"]
     assert {"formats/endor.py", "kernels/bitmap/__init__.py"} <= set(found["code"])
+    code = sources.dependencies("toolkit.kernels.bitmap", "toolkit.formats.endor")
+    assert found["fingerprint"] == sources.fingerprint(code)
 
 
 def test_copies_of_the_notebooks_have_their_results_beside_them(site, tmp_path):

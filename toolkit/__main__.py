@@ -1,4 +1,4 @@
-"""The command line: `sparse-offload plan`, `pack`, `run` and `notebooks`, or `python -m toolkit` in its place."""
+"""The command line: `sparse-offload plan` and others; `python -m toolkit` is the same command."""
 
 import argparse
 import atexit
@@ -29,17 +29,17 @@ def _main(arguments: list[str] | None) -> int:
 
     options = _parser().parse_args(arguments)
     packer = PACKERS.get(getattr(options, "method", ""))
-    resumed = "; the same command goes on where it was" if packer and packer.resumable else ""
-    return run_command(lambda: options.command(options), stopped=f"stopped; nothing was left behind{resumed}")
+    left = "the same command goes on where it was" if packer and packer.resumable else "nothing was left behind"
+    return run_command(lambda: options.command(options), stopped=f"stopped; {left}")
 
 
 def _parser() -> Parser:
-    from toolkit.commands import notebooks, pack, plan, run
+    from toolkit.commands import bench, chat, notebooks, pack, plan, run, serve
 
     called = Path(sys.argv[0]).name
     parser = Parser(prog=called if called == SCRIPT else "python -m toolkit", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="plan | pack | run | notebooks")
-    for command in (plan, pack, run, notebooks):
+    commands = parser.add_subparsers(required=True, metavar="plan | pack | run | chat | serve | bench | notebooks")
+    for command in (plan, pack, run, chat, serve, bench, notebooks):
         command.add_parser(commands, formatter_class=argparse.RawDescriptionHelpFormatter)
     return parser
 

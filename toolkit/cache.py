@@ -179,6 +179,12 @@ def cached(kind: str, key: dict, code: Iterable[Path], make: Callable[[Path], No
     return folder
 
 
+def at_hand(kind: str, key: dict, code: Iterable[Path]) -> Path | None:
+    """The folder that `cached` would give for these arguments, if it is there and whole; nothing is made."""
+    folder, _ = _place(kind, key, code)
+    return folder if _use(folder) else None
+
+
 def cached_table(
     kind: str, key: dict, code: Iterable[Path], measure: Callable[[], "pd.DataFrame"], fresh: bool = False
 ) -> "pd.DataFrame":
@@ -339,8 +345,14 @@ def _keep_limit(limit_bytes: int | None) -> None:
         for one in shrink(limit_bytes):
             log.warning("cache: removed %s (%.2f GB) to keep %s", one.folder, one.nbytes / 1e9, LIMIT)
     elif (total_gb := sum(one.nbytes for one in artefacts()) / 1e9) > WARN_GB:
-        advice = f"./papermill_runs.sh --clean 0 removes all of it, {LIMIT}={WARN_GB} keeps it below {WARN_GB} GB"
-        log.warning("cache: %s holds %.0f GB; %s", paths.cache_dir(), total_gb, advice)
+        _warn_of_much(paths.cache_dir(), round(total_gb))
+
+
+@functools.cache
+def _warn_of_much(folder: Path, total_gb: int) -> None:
+    """Say once in a process how much there is, and again only after the number has changed."""
+    advice = f"./papermill_runs.sh --clean 0 removes all of it, {LIMIT}={WARN_GB} keeps it below {WARN_GB} GB"
+    log.warning("cache: %s holds %d GB; %s", folder, total_gb, advice)
 
 
 def _remove(folder: Path) -> bool:

@@ -28,7 +28,7 @@ SPARE_BYTES = 16 << 20  # left free beside what is written
 PREFIX = ".partial-"  # of the names of scratch folders
 LOCK = ".partial-lock"  # in a scratch folder
 LARGE_BYTES = 256 << 20  # less is not compared with free memory, which takes 50 µs to ask for
-PLACES = {"TOOLKIT_CACHE_DIR": paths.cache_dir, "TOOLKIT_RESULTS_DIR": paths.results_dir}
+FOLDERS = {"TOOLKIT_CACHE_DIR": paths.cache_dir, "TOOLKIT_RESULTS_DIR": paths.results_dir}
 
 
 def path_of(place: str | os.PathLike) -> Path:
@@ -270,7 +270,7 @@ def _shown(path: str | bytes | os.PathLike) -> Path:
 
 def elsewhere(path: Path) -> str:
     """Words that say how to use another place than a path's."""
-    for variable, place in PLACES.items():
+    for variable, place in FOLDERS.items():
         with contextlib.suppress(UserError):  # there is no checkout
             if path.absolute().is_relative_to(place().absolute()):
                 return f"set {variable} to another folder"

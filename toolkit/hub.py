@@ -7,7 +7,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -198,8 +198,14 @@ def _without(package: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _without_compiler() -> Iterator[None]:
     """Stand-ins for modules that are not imported yet; None for one that cannot be imported inside the block."""
-    absent = dict.fromkeys(HIDDEN) | {name: _Compiler(name) for name in (COMPILER, COMPILED_MASKS)}
-    absent = {name: module for name, module in absent.items() if name not in sys.modules}
+    with standing_in(dict.fromkeys(HIDDEN) | {name: _Compiler(name) for name in (COMPILER, COMPILED_MASKS)}):
+        yield
+
+
+@contextlib.contextmanager
+def standing_in(modules: Mapping[str, ModuleType | None]) -> Iterator[None]:
+    """Inside the block these modules stand in for those that are not imported yet; None for one that cannot be."""
+    absent = {name: module for name, module in modules.items() if name not in sys.modules}
     sys.modules.update(absent)  # type: ignore[arg-type]
     try:
         yield

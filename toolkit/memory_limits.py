@@ -10,13 +10,18 @@ or 2, the process's own and all above it. (Linux: Documentation/admin-guide/cgro
 
 import contextlib
 import ctypes
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
+
+from toolkit.errors import UserError
 
 PROC = Path("/proc")
 STATISTICS = "memory.stat"
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 MALLOC = {-1: 128 << 10, -3: 128 << 10, -8: 1}  # malloc.h: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX
 
 
@@ -47,6 +52,20 @@ V2 = Version(
 )
 
 
+def bytes_of(name: str, size: float | str | None) -> int | None:
+    """A size in bytes: a number, or words such as "500MB" or "1.5GiB". None stays None.
+
+    Raises `UserError` for anything else. It names the option or parameter, `name`.
+    """
+    if size is None:
+        return None
+    if isinstance(size, str) and (parts := re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?) ?([KMG]i?B|)", size)):
+        return round(float(parts[1]) * UNITS[parts[2]])
+    if isinstance(size, Real) and not isinstance(size, bool) and 0 <= size < float("inf"):
+        return int(size)
+    raise UserError(f"{name} {size!s:.99}: expected a size such as 500MB or 1.5GiB")
+
+
 def total_bytes() -> int:
     """Memory of the machine, or the smallest limit of this process's groups."""
     import psutil
@@ -61,15 +80,18 @@ def free_bytes() -> int:
     return max(0, min([psutil.virtual_memory().available, *(limit - used for limit, used in _limits())]))
 
 
-def anonymous_bytes() -> int:
-    """Memory of this process that belongs to no file. Where the system does not tell, all its memory."""
+def anonymous_bytes(process: int | None = None) -> int:
+    """Memory of this process, or of one by its id, that belongs to no file.
+
+    Where the system does not tell, all its memory.
+    """
     import psutil
 
     try:
-        lines = (PROC / "self" / "status").read_text().splitlines()
+        lines = (PROC / str(process or "self") / "status").read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
     except (OSError, StopIteration):
-        return psutil.Process().memory_info().rss
+        return psutil.Process(process).memory_info().rss
 
 
 def trim() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from functools import cache
 from pathlib import Path
 
 from toolkit.errors import UserError
@@ -9,9 +10,11 @@ from toolkit.errors import UserError
 RESULTS_SCHEMA = 2  # of what `Run.evidence` writes; results of another schema are out of date
 NAME = "sparse-offload-toolkit"  # of the distribution, and of its folder in the user's cache
 CONTENTS = "contents.ipynb"  # lists the notebooks that were copied into its folder
+FOLDERS = ("data", "kernels", "notebooks")  # of the checkout, beside `toolkit/`; inside the package in a wheel
 PACKAGE = Path(__file__).resolve().parent
 
 
+@cache
 def root() -> Path:
     """The folder that holds `notebooks/` and `data/`: the checkout or, installed from a wheel, the package itself.
 
@@ -31,6 +34,12 @@ def is_installed() -> bool:
 def below_root(name: str) -> str:
     """A name as in the checkout, such as `toolkit/formats/csr.py`, from `root()` on: the package may be the root."""
     return name.removeprefix("toolkit/") if is_installed() else name
+
+
+def name_in_checkout(file: Path) -> str:
+    """The inverse of `below_root`: the name of a file from the checkout's folder on, `toolkit/formats/csr.py`."""
+    name = file.relative_to(root()).as_posix()
+    return name if not is_installed() or name.split("/")[0] in FOLDERS else f"toolkit/{name}"
 
 
 def checkout() -> Path:

@@ -70,9 +70,13 @@ class Span:
         return replace(self, start_s=begin_s - start_s, end_s=finish_s - start_s, nbytes=round(share * self.nbytes))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Timeline:
-    """Spans and their evidence: measured or modelled. Raises `UserError` for any other evidence."""
+    """Spans, and their evidence: "measured" by the clock or "modelled" by a cost model.
+
+    `breakdown` says where the time went, `stages` how long each stage was busy and how many GB a second it moved, and
+    `table` has each span. Seconds count from the first span's recorder. Raises `UserError` for any other evidence.
+    """
 
     spans: tuple[Span, ...]
     evidence: str
@@ -81,6 +85,16 @@ class Timeline:
         """Refuse an unknown evidence."""
         if self.evidence not in EVIDENCE:
             raise unknown("evidence of a timeline", self.evidence, EVIDENCE)
+
+    def __repr__(self) -> str:
+        """Its evidence, and the seconds of each stage of `breakdown`."""
+        parts = ", ".join(f"{stage} {seconds:.3g} s" for stage, seconds, _ in self.nearest())
+        return (
+            f"<Timeline, {self.evidence}: {len(self.spans)} spans in {self.total_s:.3g} s{': ' * bool(parts)}{parts}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return self.breakdown().round({"seconds": 3, "share_percent": 1}).to_html(index=False, border=0)
 
     @property
     def total_s(self) -> float:
@@ -185,6 +199,19 @@ class Recorder:
         """Seconds since this recorder's zero."""
         return self._clock() - self._zero
 
+    def take_bytes(self, stage: str) -> int:
+        """The bytes that the spans of a stage moved so far. All spans are forgotten, so that the next call counts anew.
+
+        A text of any length takes no memory for its spans then.
+        """
+        taken = self._spans[:]
+        del self._spans[: len(taken)]  # another thread may be adding one
+        return _moved(taken, stage)
+
+    def moved(self, stage: str) -> int:
+        """The bytes that the spans of a stage moved so far. The spans stay."""
+        return _moved(self._spans[:], stage)
+
     def timeline(self) -> Timeline:
         """The spans that have ended so far, as a measured timeline."""
         with self._lock:
@@ -218,6 +245,11 @@ class Recorder:
             if start >= 0 and (not found or start >= found[-1][1]):
                 found.append((start, end))
         return found
+
+
+def _moved(spans: list[tuple[int, Span | tuple]], stage: str) -> int:
+    fields = ((it.stage, it.nbytes) if isinstance(it, Span) else (it[0], it[5]) for _, it in spans)
+    return sum(nbytes for name, nbytes in fields if name == stage)
 
 
 _compiled: list[tuple[int, float, float]] = []  # of this process: thread, start and end by `time.perf_counter`

@@ -23,10 +23,10 @@ from toolkit.kernels.bitmap import cpu as portable
 from toolkit.kernels.bitmap import cpu_simd
 from toolkit.kernels.bitmap.layout import Bitmap, block_count, row_bytes
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
-from toolkit.kernels.engine.backends import AVX2, CUDA, Backend, Backends, expect, operands
-from toolkit.kernels.engine.elements import BITS
+from toolkit.kernels.engine.backends import AVX2, CUDA, Backend, Backends
 from toolkit.kernels.engine.parallel import Product, Task, over_rows
 from toolkit.kernels.engine.simd import CACHE_LINE
+from toolkit.kernels.engine.tensors import BITS, expect, operands
 
 __all__ = ["BACKENDS", "BLOCK", "WORD", "Bitmap", "columns", "decompress", "encode", "matvec", "row_bytes"]
 

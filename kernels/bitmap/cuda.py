@@ -23,7 +23,6 @@ from torch import Tensor
 
 from toolkit.kernels.bitmap.layout import Bitmap, block_count
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
-from toolkit.kernels.engine.elements import BITS
 from toolkit.kernels.engine.gpu import (
     LANES,
     TO_FLOAT32,
@@ -39,6 +38,7 @@ from toolkit.kernels.engine.gpu import (
     sum_before,
     sync,
 )
+from toolkit.kernels.engine.tensors import BITS
 
 WORDS = BLOCK // WORD  # of a block
 WORDS_PER_LANE = WORDS // LANES

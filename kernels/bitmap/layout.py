@@ -11,8 +11,7 @@ from jaxtyping import Int32, Int64, UInt8
 from torch import Tensor
 
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
-from toolkit.kernels.engine.backends import expect
-from toolkit.kernels.engine.elements import BITS
+from toolkit.kernels.engine.tensors import BITS, expect
 
 
 @dataclass(frozen=True, eq=False)

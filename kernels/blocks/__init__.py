@@ -6,9 +6,11 @@ order in which fp32 sums are added. Types of single numbers (`PLAIN`) are multip
 
 Ways to multiply:
 
-    avx512  the toolkit's own kernels, for fourteen types: `cpu_avx512.WIDE` and `NARROW`
+    avx512  the toolkit's own kernels, for nineteen types: `unpacking.WIDE` and `NARROW`, `codebooks.CODEBOOKS`
     ggml    ggml's own functions, of the build that `toolkit.kernels.blocks.ggml` finds; all types
     gguf    decodes by the package `gguf` for each product: slow, and vectors are not rounded
+
+`product` takes NumPy arrays; `toolkit.kernels.blocks.tensors` has the doors for tensors.
 """
 
 from collections.abc import Callable
@@ -17,85 +19,38 @@ from functools import cache, partial
 from weakref import WeakValueDictionary
 
 import numpy as np
-import torch
-from jaxtyping import Float, Float32, UInt8
-from torch import Tensor
 
-from toolkit.kernels import dense
 from toolkit.kernels.blocks import cpu, cpu_avx512, ggml
 from toolkit.kernels.blocks.layout import LAYOUTS, PLAIN, ROUNDED, BlockLayout
-from toolkit.kernels.engine.backends import AVX2, CPU, Backend, Backends, expect, operands
-from toolkit.kernels.engine.elements import FLOAT_BITS
-from toolkit.kernels.engine.parallel import Product, Task, over_rows
+from toolkit.kernels.engine.backends import AVX2, Backend, Backends
+from toolkit.kernels.engine.elements import ITEM_BYTES
+from toolkit.kernels.engine.parallel import Product, Task
+from toolkit.kernels.engine.products import dense_task
 
-__all__ = ["LAYOUTS", "PLAIN", "BlockLayout", "decode", "matvec", "product"]
+__all__ = ["LAYOUTS", "PLAIN", "BlockLayout", "product"]
 
 # gives the task that prepares vectors, by the name of the rounding, the vectors, and what makes the task
 Prepared = Callable[[str, np.ndarray, Callable[[np.ndarray], Task]], Task]
 ROWS_AT_ONCE = 256  # decoded together by `gguf`, whose intermediate results take several times their size
 
 
-def decode(name: str, data: UInt8[Tensor, "rows bytes"], out: Float[Tensor, "rows columns"]) -> None:
-    """Decode blocks of type `name` into `out`, contiguous: in fp32, and rounded once to its type.
+def product(name: str, data: np.ndarray, x: np.ndarray, out: np.ndarray) -> Product:
+    """The products of a matrix of blocks with `x`, to be run again and again with what `x` holds then.
 
-    Raises `ValueError` for tensors of the wrong shape, type or device.
-    """
-    rows, columns = out.shape
-    expect("data", data, torch.uint8, (rows, LAYOUTS[name].row_bytes(columns)), CPU)
-    expect("out", out, out.dtype, (rows, columns), CPU)
-    if name in PLAIN:
-        out.copy_(numbers(name, data))
-    elif (of_ggml := ggml.functions(name)) and out.dtype in FLOAT_BITS:
-        bits = out.detach().view(FLOAT_BITS[out.dtype]).numpy()
-        over_rows(cpu.decoded(out.dtype), rows, out.nbytes, of_ggml.decode, data.numpy(), bits)
-    else:
-        _decode_by_gguf(name, data, out)
-
-
-def numbers(name: str, data: UInt8[Tensor, "rows bytes"]) -> Float[Tensor, "rows columns"]:
-    """The matrix of a type of `PLAIN`, without a copy."""
-    return data.view(PLAIN[name])
-
-
-def matvec(
-    name: str,
-    data: UInt8[Tensor, "rows bytes"],
-    x: Float[Tensor, "*batch columns"],
-    out: Float32[Tensor, "*batch rows"] | None = None,
-    backend: str = "auto",
-) -> Float32[Tensor, "*batch rows"]:
-    """The product of a matrix of blocks with `x`, [columns] or [batch, columns], taken as fp32.
-
-    A row is read from memory once for all vectors. Bytes of any contents are taken: scales that are not finite give
-    products that are not.
-
-    Raises `UserError` for a backend that is unknown, that this machine cannot run or that does not know the type, and
-    `ValueError` for tensors of the wrong shape, type or device.
+    Args:
+        name: the type of the blocks.
+        data: uint8 [rows, bytes].
+        x: fp32 [vectors, columns], contiguous. Products with the same `x` share what prepares it.
+        out: fp32 [vectors, rows], contiguous, of other memory than `x`.
     """
     if name in PLAIN:
-        return dense.matvec(numbers(name, data), x, out)
-    columns = x.shape[-1]
-    expect("data", data, torch.uint8, (len(data), LAYOUTS[name].row_bytes(columns)), CPU)
-    kernels = backends(name).choose(backend)
-    with operands(x, out, (len(data), columns), CPU) as (each_x, each_out, result):
-        given = data.detach().numpy(), each_x.to(torch.float32).numpy(), each_out.numpy()
-        made = kernels.product(name, *given, _anew)
-        for task in (*made.before, made.task):
-            task()
-    return result
+        return Product(dense_task(PLAIN[name], numbers(name, data), x, out))
+    return backends(name).choose("auto").product(name, data, x, out, _shared)
 
 
-def product(
-    name: str, data: UInt8[Tensor, "rows bytes"], x: Float32[Tensor, " columns"], out: Float32[Tensor, " rows"]
-) -> Product:
-    """The product of `matvec`, to be run again and again with what `x` holds then.
-
-    `x` and `out` are contiguous and share no memory. Products with one vector share what prepares it.
-    """
-    if name in PLAIN:
-        return dense.product(numbers(name, data), x, out)
-    kernels = backends(name).choose("auto")
-    return kernels.product(name, data.detach().numpy(), x[None].numpy(), out[None].numpy(), _shared)
+def numbers(name: str, data: np.ndarray) -> np.ndarray:
+    """The numbers of a type of `PLAIN`, as their bits, without a copy."""
+    return data.view(f"u{ITEM_BYTES[PLAIN[name]]}")
 
 
 @cache
@@ -134,7 +89,7 @@ def _shared(rounding: str, x: np.ndarray, make: Callable[[np.ndarray], Task]) ->
     return task
 
 
-def _anew(rounding: str, x: np.ndarray, make: Callable[[np.ndarray], Task]) -> Task:
+def prepared_anew(rounding: str, x: np.ndarray, make: Callable[[np.ndarray], Task]) -> Task:
     """A task of its own: several threads may multiply with the same vectors."""
     return make(x)
 
@@ -142,18 +97,16 @@ def _anew(rounding: str, x: np.ndarray, make: Callable[[np.ndarray], Task]) -> T
 def _by_gguf(name: str, data: np.ndarray, x: np.ndarray, y: np.ndarray, prepared: Prepared) -> Product:
     def multiply() -> None:
         for first in range(0, len(data), ROWS_AT_ONCE):
-            decoded = torch.from_numpy(_decoded_by_gguf(name, data[first : first + ROWS_AT_ONCE]))
-            y[:, first : first + ROWS_AT_ONCE] = dense.matvec(decoded, torch.from_numpy(x)).numpy()
+            rows = decoded_by_gguf(name, data[first : first + ROWS_AT_ONCE])
+            for vector, sums in zip(x, y, strict=True):  # BLAS adds up in another order for several at once
+                with np.errstate(all="ignore"):
+                    sums[first : first + ROWS_AT_ONCE] = rows @ vector
 
     return Product(Task(multiply, ()))
 
 
-def _decode_by_gguf(name: str, data: Tensor, out: Tensor) -> None:
-    for rows, some in zip(out.split(ROWS_AT_ONCE), data.split(ROWS_AT_ONCE), strict=True):
-        rows.copy_(torch.from_numpy(_decoded_by_gguf(name, some.numpy())))
-
-
-def _decoded_by_gguf(name: str, data: np.ndarray) -> np.ndarray:
+def decoded_by_gguf(name: str, data: np.ndarray) -> np.ndarray:
+    """Rows of blocks as fp32 [rows, columns], by the package `gguf`."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 

@@ -3,7 +3,6 @@
 from functools import cache
 
 import numpy as np
-import torch
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -78,7 +77,7 @@ def product(function, data, columns, rounded, y, first, last):
 
 
 @cache
-def decoded(dtype: torch.dtype):
+def decoded(dtype: object):
     """The compiled function that decodes rows into `out`, which holds the bits of `dtype`."""
     to_bits = FROM_FLOAT32[dtype]
 

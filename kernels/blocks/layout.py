@@ -5,8 +5,6 @@ Source: `ggml.h` and `ggml-common.h` of ggml (MIT). A type's number is what file
 
 from typing import NamedTuple
 
-import torch
-
 
 class BlockLayout(NamedTuple):
     """A block type: its number, and the elements and bytes of a block."""
@@ -22,7 +20,7 @@ class BlockLayout(NamedTuple):
         return columns // self.elements * self.nbytes
 
 
-PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # types of single numbers
+PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # types of single numbers
 LAYOUTS = {
     "F32": BlockLayout(0, 1, 4),
     "F16": BlockLayout(1, 1, 2),

@@ -17,9 +17,10 @@ from toolkit.errors import unknown
 from toolkit.kernels.csr import cpu, cpu_simd
 from toolkit.kernels.csr.layout import STORAGES, CsrOutliers, Outliers, column_bits, no_outliers
 from toolkit.kernels.csr.shared import BLOCK
-from toolkit.kernels.engine.backends import AVX2, CUDA, Backend, Backends, operands
+from toolkit.kernels.engine.backends import AVX2, CUDA, Backend, Backends
 from toolkit.kernels.engine.compiled import compiled
 from toolkit.kernels.engine.parallel import over_rows
+from toolkit.kernels.engine.tensors import operands
 
 __all__ = ["BACKENDS", "STORAGES", "CsrOutliers", "Outliers", "add_matvec", "encode", "no_outliers"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from toolkit.errors import UserError
 from toolkit.kernels.csr.shared import BLOCK, NARROW_BITS, NARROW_COLUMNS, WIDE_BITS
-from toolkit.kernels.engine.backends import expect
+from toolkit.kernels.engine.tensors import expect
 
 CPU = torch.device("cpu")
 

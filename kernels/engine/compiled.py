@@ -27,7 +27,6 @@ from pathlib import Path
 from types import FunctionType
 
 import numba
-import torch
 from llvmlite import ir
 from numba.core import config
 from numba.core.bytecode import FunctionIdentity
@@ -47,7 +46,8 @@ OURS = "toolkit.kernels."
 FOLDER = Path(__file__).parents[1]  # of all kernels' sources
 COMPILE = {"nogil": True, "error_model": "numpy"}  # how Numba compiles functions of rows
 CHECKSUM_BYTES = hashlib.sha256().digest_size
-PLAIN = (bool, int, float, str, type(None), torch.dtype, numba.types.Type, ir.Constant, ir.Type)
+PLAIN = (bool, int, float, str, type(None), numba.types.Type, ir.Constant, ir.Type)
+OF_TORCH = ("torch", "dtype")  # its types, which need not be imported here
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +182,7 @@ def identity(value: object) -> list:
 
     Raises `TypeError` for anything without such a text.
     """
-    if isinstance(value, PLAIN):
+    if isinstance(value, PLAIN) or (type(value).__module__, type(value).__name__) == OF_TORCH:
         return [type(value).__name__, str(value)]
     if isinstance(value, Dispatcher):
         return ["compiled", identity(value.py_func)]

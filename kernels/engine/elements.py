@@ -1,10 +1,24 @@
-"""Stored bits into fp32 and back, one element at a time: compiled for CPUs and GPUs from the same source."""
+"""Stored bits into fp32 and back, one element at a time: compiled for CPUs and GPUs from the same source.
+
+Types are named as torch names them, so that no table here needs torch: `ByType` takes its types, too.
+"""
+
+from typing import Any
 
 import numba
-import torch
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
+
+
+class ByType(dict[str, Any]):
+    """Something for each type, by its name, such as "bfloat16", or by torch's type."""
+
+    def __missing__(self, dtype: object) -> Any:
+        """The entry of torch's type."""
+        if isinstance(dtype, str):
+            raise KeyError(dtype)
+        return self[str(dtype).removeprefix("torch.")]
 
 
 @intrinsic
@@ -90,13 +104,11 @@ def float16_bits(value):
     return numba.uint16(rounded | sign >> numba.uint32(16))
 
 
-# the unsigned integers that hold the bits of each floating-point type, and of each type
-FLOAT_BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
-BITS = FLOAT_BITS | {torch.int8: torch.uint8}
-FROM_FLOAT32 = {torch.float32: float32_bits, torch.float16: float16_bits, torch.bfloat16: bfloat16_bits}
-TO_FLOAT32 = {
-    torch.float32: float32_from_float32,
-    torch.float16: float32_from_float16,
-    torch.bfloat16: float32_from_bfloat16,
-    torch.int8: float32_from_int8,
-}
+ITEM_BYTES = ByType(float32=4, float16=2, bfloat16=2, int8=1)
+FROM_FLOAT32 = ByType(float32=float32_bits, float16=float16_bits, bfloat16=bfloat16_bits)
+TO_FLOAT32 = ByType(
+    float32=float32_from_float32,
+    float16=float32_from_float16,
+    bfloat16=float32_from_bfloat16,
+    int8=float32_from_int8,
+)

@@ -3,33 +3,36 @@
 torch and the kernels take turns, so they share one team of OpenMP threads. Two teams would compete for the cores, and a
 thread that has just worked for torch is still awake for a kernel. Numba's threading layer would be a second team, and
 it aborts when two Python threads enter it at once. One setting (`torch.set_num_threads`, `OMP_NUM_THREADS`) holds for
-the whole process. Where torch brings no such team, and in a forked child, one thread does all.
+the whole process. `toolkit.kernels.engine.team` finds these threads; where there are none, one thread does all.
 
 A call of a compiled function from Python looks up the types of its arguments and unpacks the arrays, which costs more
-than a small product. A `Program` does that once. Then a single call runs all of it:
+than a small product. So there are three nouns:
 
-    product = Product(Task(kernel, (weight, x, y), rows, weight.nbytes))
-    program = Program(stages([product, another]))
-    x[:] = ...
-    program.run()     # y holds the product
+    Task      a compiled function with its arguments. Threads share the rows of a task that has rows.
+    Product   a matrix-vector product: one task over rows, the tasks before it (they round or order the vector), and
+              those after it (they finish the sums).
+    Program   stages of tasks, bound once and then run by a single call, again and again.
 
-Each thread takes the next part of the rows when it is done with one, so a slow core does not hold up the others. A part
-waits until all parts of earlier stages have ended. Waking a thread that sleeps takes some 50 microseconds, as long as a
-small product. So waiting threads spin for about as long. After that they yield the core to other processes until their
-turn comes.
+        stage 1            stage 2                          stage 3                  stage 4
+        round x       →    rows of Q  |  rows of K     →    rotate Q → rotate K  →   ...
+        one thread         parts for all threads            one thread
+
+Each thread takes the next part of a stage when it is done with one, so a slow core does not hold up the others. A part
+begins when all parts of earlier stages have ended; tasks that run alone, one behind the other, are a single part. A
+thread that waits asks its cache for the weights of its next part. Waking a thread that sleeps takes some 50
+microseconds, as long as a small product. So waiting threads spin for about as long. After that they yield the core to
+other processes until their turn comes. One call for many stages wakes the threads once.
 """
 
-import ctypes
 import itertools
-import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
+from typing import NamedTuple
 
 import numba
 import numpy as np
-import torch
 from llvmlite import ir
 from numba import types
 from numba.core import callconv, cgutils
@@ -37,17 +40,23 @@ from numba.core.dispatcher import Dispatcher
 from numba.extending import intrinsic
 
 from toolkit.kernels.engine.compiled import compiled
+from toolkit.kernels.engine.team import fork, num_threads
+
+CACHE_LINE = 64  # bytes
 
 # for less work, calling a second thread costs more than it saves
 ROWS_WORTH_BYTES = 64 * 1024
 PARTS = 4  # of the rows for each thread: one that another process holds up leaves the rest to the others
 SPINS = 2000  # looks at what has finished, before a thread gives way
-PROCESS = os.getpid()
+AHEAD_BYTES = 256 * 1024  # of its next part that a waiting thread asks its second cache for
 
-I32, I64 = ir.IntType(32), ir.IntType(64)
-# what the threads of a team share, in words of 64 bits. `TABLE` is the address of [parts, 3]: a bound task, its first
-# row and its last; `ENDS` that of [stages]: where the parts of each stage end.
+I8, I32, I64 = map(ir.IntType, (8, 32, 64))
+# what the threads of a team share, in words of 64 bits. `TABLE` is the address of the parts, [parts, PART_WORDS], and
+# `ENDS` that of [stages]: where the parts of each stage end.
 NEXT, FAILED, FINISHED, TABLE, ENDS, STAGES = range(6)
+# a part: a bound task, its first row and its last, where the bytes of these rows begin and how many they are, and the
+# number of the part that the same thread goes on with, or 0
+TASK, FIRST, LAST, BEGIN, NBYTES, FOLLOWING, PART_WORDS = range(7)
 # and a bound task: the machine code that unpacks the arguments, that of the kernel, and the arguments
 UNPACKS, KERNEL, ARGUMENTS = range(3)
 
@@ -72,6 +81,20 @@ def add(typing_context, address, place, value):
     return types.int64(*[types.int64] * 3), lambda context, builder, signature, values: builder.atomic_rmw(
         "add", _pointer(builder, *values[:2]), values[2], "acq_rel"
     )
+
+
+@intrinsic
+def request(typing_context, address):
+    """Ask the second cache for the line at this address."""
+
+    def generate(context, builder, signature, values):
+        place = builder.inttoptr(values[0], I8.as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [place.type, I32, I32, I32])
+        function = builder.module.declare_intrinsic("llvm.prefetch.p0", (), kind)
+        builder.call(function, [place, I32(0), I32(2), I32(1)])  # to read, second cache, data
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
 
 
 @intrinsic
@@ -161,14 +184,18 @@ def bind_whole(task, kernel, *arguments):
 @compiled
 def lay_out(shared, kernel, rows, parts, *arguments):
     """Fill what a team shares for so many parts of the rows of one kernel: its words, one end, the table, the task."""
-    place, first = shared.ctypes.data, STAGES + 2
-    task = place + 8 * (first + 3 * parts)
-    shared[: FINISHED + 1] = 0
-    shared[TABLE], shared[ENDS], shared[STAGES] = place + 8 * first, place + 8 * (STAGES + 1), 1
+    place, table = shared.ctypes.data, STAGES + 2
+    task = place + 8 * (table + PART_WORDS * parts)
+    shared[: table + PART_WORDS * parts] = 0
+    shared[TABLE], shared[ENDS], shared[STAGES] = place + 8 * table, place + 8 * (STAGES + 1), 1
     shared[STAGES + 1] = parts
     for part in range(parts):
-        at = first + 3 * part
-        shared[at], shared[at + 1], shared[at + 2] = task, rows * part // parts, rows * (part + 1) // parts
+        at = table + PART_WORDS * part
+        shared[at + TASK], shared[at + FIRST], shared[at + LAST] = (
+            task,
+            rows * part // parts,
+            rows * (part + 1) // parts,
+        )
     _bind_ranged(task, kernel, arguments)
     return place
 
@@ -179,15 +206,32 @@ def words_of(arguments: Sequence[object]) -> int:
 
 
 @numba.njit(inline="always")
-def wait(shared, parts):
-    """Return when so many parts have finished."""
-    looks = 0
+def wait(shared, parts, begin, nbytes):
+    """Return when so many parts have finished. Meanwhile the cache is asked for the bytes that come next."""
+    looks, asked = 0, 0
     while word(shared, FINISHED) < parts:
+        if asked < nbytes:
+            request(begin + asked)
+            asked += CACHE_LINE
+            continue
         looks += 1
         if looks < SPINS:
             pause()
         else:
             sched_yield()
+
+
+@numba.njit(inline="always")
+def run(table, part):
+    """Run a part, and those that follow it; whether one failed."""
+    while True:
+        place = PART_WORDS * part
+        task = word(table, place + TASK)
+        if invoke(word(task, UNPACKS), task, word(table, place + FIRST), word(table, place + LAST)):
+            return True
+        part = word(table, place + FOLLOWING)
+        if part == 0:
+            return False
 
 
 @compiled
@@ -203,14 +247,13 @@ def work(shared):
         while part >= word(ends, stage):
             earlier = word(ends, stage)
             stage += 1
-        wait(shared, earlier)
-        if word(shared, FAILED) == 0:
-            task = word(table, 3 * part)
-            if invoke(word(task, UNPACKS), task, word(table, 3 * part + 1), word(table, 3 * part + 2)):
-                add(shared, FAILED, 1)
+        place = PART_WORDS * part
+        wait(shared, earlier, word(table, place + BEGIN), word(table, place + NBYTES))
+        if word(shared, FAILED) == 0 and run(table, part):
+            add(shared, FAILED, 1)
         add(shared, FINISHED, 1)
         part = add(shared, NEXT, 1)
-    wait(shared, total)  # awake, so that the team's own end puts nobody to sleep
+    wait(shared, total, 0, 0)  # awake, so that the team's own end puts nobody to sleep
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,6 +268,11 @@ class Task:
     arguments: tuple
     rows: int | None = None
     nbytes: int = 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether one thread does it all: others would save less than they cost."""
+        return self.rows is None or self.nbytes < ROWS_WORTH_BYTES
 
     def __call__(self) -> None:
         """Run it by itself. Raises what the function raises."""
@@ -261,6 +309,23 @@ def stages(products: Sequence[Product]) -> list[list[Task]]:
     return [*([task] for task in before), [product.task for product in products], *([task] for task in after)]
 
 
+class Part(NamedTuple):
+    """Some rows of a task; of one without rows, the whole task."""
+
+    task: Task
+    first: int
+    last: int
+
+    def weights(self) -> tuple[int, int]:
+        """Where about the bytes of these rows begin, and how many of them to ask for ahead: of the largest array."""
+        arrays = [array for array in self.task.arguments if isinstance(array, np.ndarray)]
+        if self.task.alone or not self.task.rows or not arrays:
+            return 0, 0
+        largest = max(arrays, key=lambda array: array.nbytes)
+        begin, end = (largest.nbytes * row // self.task.rows for row in (self.first, self.last))
+        return largest.ctypes.data + begin, min(end - begin, AHEAD_BYTES)
+
+
 class Program:
     """Stages that follow each other. Threads share the tasks of a stage, by bytes.
 
@@ -281,17 +346,17 @@ class Program:
                 return
             self._bind()
         self._shared[: FINISHED + 1] = 0
-        if _together(self._place, min(torch.get_num_threads(), self._worth // ROWS_WORTH_BYTES), self._shared):
+        if _together(self._place, min(num_threads(), self._worth // ROWS_WORTH_BYTES), self._shared):
             for task in self.tasks:  # it failed somewhere: have it raise here
                 task()
 
     def _bind(self) -> None:
-        found, tasks = [parts_of(stage) for stage in self.stages], {task: task.bound() for task in self.tasks}
-        ends = np.array([0, *itertools.accumulate(map(len, found))])  # an empty stage comes first, so that there is one
-        rows = [(tasks[task].ctypes.data, *rows) for parts in found for task, *rows in parts]
-        table = np.array(rows, np.int64)
+        chains = [chains_of(stage) for stage in _joined(self.stages)]
+        bound = {task: task.bound() for task in self.tasks}
+        ends = np.array([0, *itertools.accumulate(map(len, chains))])  # an empty stage comes first, so there is one
+        table = _table([*itertools.chain.from_iterable(chains)], bound)
         self._shared = np.array([0, 0, 0, table.ctypes.data, ends.ctypes.data, len(ends)])
-        self._place, self._kept = self._shared.ctypes.data, (table, ends, tasks)
+        self._place, self._kept = self._shared.ctypes.data, (table, ends, bound)
         self._worth = max((sum(task.nbytes for task in stage) for stage in self.stages), default=0)
 
 
@@ -300,10 +365,10 @@ def over_rows(function: Callable, rows: int, nbytes: int, *arguments) -> None:
 
     The arguments of a compiled function are arrays and numbers. Raises what the function raises.
     """
-    threads = min(torch.get_num_threads(), rows, nbytes // ROWS_WORTH_BYTES)
+    threads = min(num_threads(), rows, nbytes // ROWS_WORTH_BYTES)
     if threads > 1 and fork() and isinstance(function, Dispatcher):
         parts, kernel = min(rows, PARTS * threads), machine_code(function, (*arguments, 0, 0))
-        shared = np.empty(STAGES + 2 + 3 * parts + words_of(arguments), np.int64)
+        shared = np.empty(STAGES + 2 + PART_WORDS * parts + words_of(arguments), np.int64)
         if not _together(lay_out(shared, kernel, rows, parts, *arguments), threads, shared):
             return
     function(*arguments, 0, rows)  # by one thread; after a failure it raises here
@@ -319,15 +384,45 @@ def _together(place: int, threads: int, shared: np.ndarray) -> int:
     return shared[FAILED]
 
 
-def parts_of(stage: Sequence[Task]) -> list[tuple[Task, int, int]]:
-    """Parts of about the same number of bytes: each task, with the first row and the last."""
-    wanted, total = PARTS * torch.get_num_threads(), sum(task.nbytes for task in stage)
+def _joined(stages: Sequence[Sequence[Task]]) -> list[list[Task]]:
+    """The same stages, those in a row that one thread does made one."""
+    found: list[list[Task]] = []
+    for alone, neighbours in itertools.groupby(stages, key=_runs_alone):
+        some = [*neighbours]
+        found += [[*itertools.chain.from_iterable(some)]] if alone else some
+    return found
+
+
+def _runs_alone(stage: Sequence[Task]) -> bool:
+    return len(stage) == 1 and stage[0].alone
+
+
+def chains_of(stage: Sequence[Task]) -> list[list[Part]]:
+    """The work of one turn: tasks that run alone, as one chain, or parts of about the same number of bytes."""
+    if all(task.alone for task in stage):
+        return [[Part(task, 0, task.rows or 0) for task in stage]]
+    wanted, total = PARTS * num_threads(), sum(task.nbytes for task in stage)
     found = []
     for task in stage:
         rows = task.rows or 0
         parts = max(1, min(rows, round(wanted * task.nbytes / max(1, total))))
-        found += [(task, rows * part // parts, rows * (part + 1) // parts) for part in range(parts)]
+        found += [[Part(task, rows * part // parts, rows * (part + 1) // parts)] for part in range(parts)]
     return found
+
+
+def _table(chains: Sequence[Sequence[Part]], bound: Mapping[Task, np.ndarray]) -> np.ndarray:
+    """The parts as threads read them: the first one of each chain, then those that follow a first one."""
+    rows: list[tuple[int, ...]] = []
+    following: list[tuple[int, ...]] = []
+    for chain in chains:
+        places = [len(chains) + len(following) + number for number in range(len(chain) - 1)]
+        each = [
+            (bound[part.task].ctypes.data, part.first, part.last, *part.weights(), place)
+            for part, place in zip(chain, (*places, 0), strict=True)
+        ]
+        rows.append(each[0])
+        following += each[1:]
+    return np.array([*rows, *following], np.int64)
 
 
 _ADDRESSES: dict[tuple, int] = {}
@@ -352,21 +447,3 @@ def _code_of_work() -> int:
 def _compiled(function: Dispatcher, kinds: tuple):
     function.compile(kinds)
     return function.overloads[kinds]
-
-
-@cache
-def fork() -> Callable | None:
-    """`GOMP_parallel` of the OpenMP library that torch itself is linked with; None if there is none to use."""
-    if os.getpid() != PROCESS:  # a forked child: the library would wait for threads of the parent for ever
-        return None
-    try:
-        found = ctypes.CDLL(torch._C.__file__).GOMP_parallel
-    except (AttributeError, OSError):
-        return None
-    found.argtypes, found.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
-    return found
-
-
-# a forked child has none of its parent's threads, which torch's own products would wait for, too
-for _forget in (fork.cache_clear, partial(torch.set_num_threads, 1)):
-    os.register_at_fork(after_in_child=_forget)

@@ -3,14 +3,16 @@
 from functools import cache
 
 import numba
-import torch
+import numpy as np
 from numba import literal_unroll, types
 from numba.core.cgutils import unpack_tuple
 from numba.extending import intrinsic
 
 from toolkit.kernels.engine import simd
+from toolkit.kernels.engine.backends import AVX2, Backend, Backends
 from toolkit.kernels.engine.compiled import compiled
-from toolkit.kernels.engine.elements import TO_FLOAT32
+from toolkit.kernels.engine.elements import ITEM_BYTES, TO_FLOAT32
+from toolkit.kernels.engine.parallel import Task
 from toolkit.kernels.engine.simd import (
     CACHE_LINE,
     LANES_TO_FLOAT32,
@@ -101,14 +103,14 @@ LISTED = {
 
 
 @cache
-def multiply_tile(rows: int, vectors: int, dtype: torch.dtype):
+def multiply_tile(rows: int, vectors: int, dtype: object):
     """The function that multiplies the rows that begin at `starts`, so many, with the vectors from `vector` on.
 
     Meanwhile the second cache is asked for the rows that begin `behind` these, since the hardware's own prefetching
     stops at the end of a page, and the first cache for what comes next in these.
     """
     lanes_to_float32, to_float32 = LANES_TO_FLOAT32[dtype], TO_FLOAT32[dtype]
-    line, near = CACHE_LINE // dtype.itemsize, NEAR_BYTES // dtype.itemsize
+    line, near = CACHE_LINE // ITEM_BYTES[dtype], NEAR_BYTES // ITEM_BYTES[dtype]
     steps, lanes = max(1, line // LANES), rows * vectors * LANES
 
     @numba.njit(inline="always")
@@ -140,14 +142,14 @@ def multiply_tile(rows: int, vectors: int, dtype: torch.dtype):
     return multiply_tile
 
 
-def _tiles(dtype: torch.dtype) -> tuple:
+def _tiles(dtype: object) -> tuple:
     """The functions for one row, for four, and for rows and vectors at once; then these two numbers."""
     at_once, vectors = TILES["avx512f"] if simd.has("avx512f") else TILES["avx2"]
     return *(multiply_tile(*tile, dtype) for tile in ((1, 1), (ROWS, 1), (at_once, vectors))), at_once, vectors
 
 
 @cache
-def multiply_rows(dtype: torch.dtype):
+def multiply_rows(dtype: object):
     """The function that sets `y[vector, place + i]` to the product of row i with a vector, for 4 or 1 rows.
 
     That is Σ weight.flat[at + i · stride + column] · x[vector, column] over the columns of x. `weight` holds elements
@@ -174,7 +176,7 @@ def multiply_rows(dtype: torch.dtype):
 
 
 @cache
-def multiply_listed(dtype: torch.dtype):
+def multiply_listed(dtype: object):
     """The same for rows that begin at the first of `places` [8], 4 or 1; the others say where later rows begin."""
     of_one, of_four, of_tile, at_once, vectors = _tiles(dtype)
     one, some, four = LISTED[1], LISTED[at_once], LISTED[ROWS]
@@ -196,7 +198,7 @@ def multiply_listed(dtype: torch.dtype):
 
 
 @cache
-def dense_product(dtype: torch.dtype):
+def dense_product(dtype: object):
     """The function that sets `y[vector, row] = Σ weight[row, column] · x[vector, column]`, rows `first` to `last`."""
     multiply = multiply_rows(dtype)
 
@@ -209,3 +211,29 @@ def dense_product(dtype: torch.dtype):
             multiply(weight, row * columns, columns, 1, x, y, row)
 
     return dense_product
+
+
+@cache
+def portable(dtype: object):
+    """The function that sets `y[vector, row] = Σ weight[row, column] · x[vector, column]`, rows `first` to `last`."""
+    to_float32 = TO_FLOAT32[dtype]
+
+    @compiled(fastmath={"reassoc", "nsz", "contract"})
+    def portable(weight, x, y, first, last):
+        for row in range(first, last):
+            for vector in range(len(x)):
+                total = numba.float32(0)
+                for column in range(x.shape[1]):
+                    total += to_float32(weight[row, column]) * x[vector, column]
+                y[vector, row] = total
+
+    return portable
+
+
+# LLVM writes the first with wider registers where the CPU has them
+BACKENDS = Backends({"avx2": Backend(AVX2, dense_product), "portable": Backend(frozenset(), portable)}, for_gpus=())
+
+
+def dense_task(dtype: object, bits: np.ndarray, x: np.ndarray, y: np.ndarray, backend: str = "auto") -> Task:
+    """The task that sets `y` [vectors, rows] to the products of a matrix, as its bits, with `x` [vectors, columns]."""
+    return Task(BACKENDS.choose(backend).product(dtype), (bits, x, y), len(bits), bits.nbytes)

@@ -8,11 +8,12 @@ for intrinsics of this and other modules.
 from collections.abc import Callable, Sequence
 from functools import cache
 
-import torch
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils, codegen, config
 from numba.extending import intrinsic, models, register_model
+
+from toolkit.kernels.engine.elements import ByType
 
 I8, I16, I32, I64 = map(ir.IntType, (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
@@ -246,12 +247,12 @@ def _from_int8(builder, bits, floats) -> ir.Value:
 
 
 # what makes fp32 of a vector of a type's bits
-LANES_TO_FLOAT32 = {
-    torch.float32: _to_floats(_from_float32),
-    torch.float16: _to_floats(_from_float16),
-    torch.bfloat16: _to_floats(_from_bfloat16),
-    torch.int8: _to_floats(_from_int8),
-}
+LANES_TO_FLOAT32 = ByType(
+    float32=_to_floats(_from_float32),
+    float16=_to_floats(_from_float16),
+    bfloat16=_to_floats(_from_bfloat16),
+    int8=_to_floats(_from_int8),
+)
 
 
 @intrinsic

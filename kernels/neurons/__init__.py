@@ -15,11 +15,13 @@ from jaxtyping import Bool, Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from toolkit.errors import unknown
-from toolkit.kernels.engine.backends import AVX2, CPU, CUDA, Backend, Backends, expect, operands
+from toolkit.kernels.engine.activations import ACTIVATIONS
+from toolkit.kernels.engine.backends import AVX2, CUDA, Backend, Backends
 from toolkit.kernels.engine.parallel import over_rows
+from toolkit.kernels.engine.tensors import CPU, expect, operands
 from toolkit.kernels.neurons import cpu, cpu_records_simd, cpu_simd
 from toolkit.kernels.neurons.records import SECTIONS, record_bytes
-from toolkit.kernels.neurons.shared import ACTIVATIONS, add_up
+from toolkit.kernels.neurons.shared import add_up
 
 __all__ = ["ACTIVATIONS", "BACKENDS", "RECORD_BACKENDS", "add_listed", "ffn", "parts_of"]
 

@@ -17,9 +17,9 @@ import torch
 from numba import cuda, float32, int64, uint8, uint16, uint32, uint64
 from torch import Tensor
 
+from toolkit.kernels.engine.activations import ACTIVATIONS
 from toolkit.kernels.engine.gpu import LANES, TO_FLOAT32, WARPS, Launch, as_unsigned, multiprocessors, run, sum_all
 from toolkit.kernels.neurons.records import BLOCK, FIELDS, HEAD_BYTES, codes_start, groups, section_bytes
-from toolkit.kernels.neurons.shared import ACTIVATIONS
 
 # vectors that one pass over the neurons multiplies, at most: a lane has a sum for each, and for each weight of a word
 VECTORS, VECTORS_OF_RECORDS = 16, 4

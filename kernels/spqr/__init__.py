@@ -35,9 +35,9 @@ from torch import Tensor
 
 from toolkit.kernels import csr, dense
 from toolkit.kernels.csr.layout import column_bits
-from toolkit.kernels.engine.backends import AVX2, Backend, Backends, expect, operands
-from toolkit.kernels.engine.elements import FLOAT_BITS
+from toolkit.kernels.engine.backends import AVX2, Backend, Backends
 from toolkit.kernels.engine.parallel import Product, Task, over_rows
+from toolkit.kernels.engine.tensors import FLOAT_BITS, expect, operands
 from toolkit.kernels.spqr import cpu, cpu_avx512, cpu_simd
 from toolkit.kernels.spqr.layout import Codes, check, pack, tiles, unpack
 from toolkit.kernels.spqr.shared import LEVELS, TILE

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float16, Int64, UInt8
 from torch import Tensor
 
-from toolkit.kernels.engine.backends import expect
+from toolkit.kernels.engine.tensors import expect
 from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, SPARE, TILE, WEIGHTS, ZERO
 
 CPU = torch.device("cpu")

@@ -7,10 +7,10 @@ import pytest
 from toolkit.errors import UserError
 from toolkit.evidence import cite
 
-TABLE = """method,place,seconds,share,bits
-dense,disk,2.0,0.5,16
-endor packed,disk,1.25,0.25,9
-endor packed,dram,0.5,,9
+TABLE = """method,place,seconds,seconds_low,seconds_high,share,bits
+dense,disk,2.0,1.5,2.5,0.5,16
+endor packed,disk,1.25,1.0,1.5,0.25,9
+endor packed,dram,0.5,0.5,0.5,,9
 """
 ADDRESSES = {
     "toy/one seconds method=dense": "2.00",
@@ -19,6 +19,7 @@ ADDRESSES = {
     "toy/one bits method=dense .0f": "16",
     "toy/one share 'method=endor packed' .2f": "0.25",  # the other row has no value
     "toy/one seconds bits=16 over bits=9.0 place=dram .0f": "4",
+    "toy/one seconds bits=16 over bits=9.0 place=dram .1f range": "4.0 (3.0–5.0)",
     "toy/one/comparison published claim=x": "1.50",
     "toy/one/card value 'label=endor, packed' over label=dense .1f": "0.5",
     "scores n paper=toy .0f": "7",
@@ -34,6 +35,7 @@ WRONG = {
     "toy/one seconds metod=dense": "column 'metod'",
     "toy/one seconds place=disk": "2 rows have a value; expected one",
     "toy/one seconds method=csr": "0 rows have a value",
+    "toy/one share method=dense range": "column 'share_low'",
     "toy/one headline.cost": "headline 'cost'; choose from: gain",
     "hal": "unknown cell 'hal'; .*did you mean 'half'",
 }

@@ -6,17 +6,8 @@ import pandas as pd
 import pytest
 
 from toolkit.errors import UserError
-from toolkit.evidence.comparison import (
-    COLUMNS,
-    compare,
-    count_verdicts,
-    group,
-    omissions,
-    prediction_words,
-    score,
-    score_sentence,
-    verdict_table,
-)
+from toolkit.evidence.comparison import COLUMNS, compare, group, verdict_table
+from toolkit.evidence.scores import count_verdicts, omissions, prediction_words, score, score_sentence
 
 RECORD = {
     "id": "x-1",

@@ -17,10 +17,11 @@ from toolkit.evidence import findings, report
 from toolkit.evidence.catalogue import explorers, notebooks
 from toolkit.evidence.cite import read_names
 from toolkit.evidence.claims import KINDS
-from toolkit.evidence.comparison import COLUMNS, DISTURBED, VERDICTS
+from toolkit.evidence.comparison import COLUMNS, DISTURBED
 from toolkit.evidence.literature import PAPERS
 from toolkit.evidence.meta import Meta
 from toolkit.evidence.report import Outcome, pack, write_report
+from toolkit.evidence.verdicts import VERDICTS
 from toolkit.records import load_yaml
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -219,11 +220,11 @@ def test_the_verdict_of_a_headline_follows_from_the_runs_numbers(
 
 
 def test_the_conclusion_counts_verdicts_and_faster_rivals_of_usable_numbers():
-    found = [("same effect", "1.2"), ("same effect", "0.9"), (findings.UNUSABLE, "3"), ("not run", None)]
+    found = [("same effect", "1.2"), ("same effect", "1.3"), (findings.UNUSABLE, "3"), ("not run", None)]
     rows = [{"verdict": verdict, "numbers": {"rival": rival}} for verdict, rival in found]
     assert findings.conclusion(rows) == (
         "Of 4 papers' headline speed-ups: 2 same effect, 1 too disturbed to use, 1 not run; today's best software is "
-        "faster than ours in 1 of 2."
+        "faster than ours in 0 of 2."
     )
     assert findings.conclusion([]) == ""
 

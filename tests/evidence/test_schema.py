@@ -7,10 +7,10 @@ import re
 import pytest
 
 from toolkit import paths
-from toolkit.costs.probe import ProbeSettings
 from toolkit.errors import UserError
 from toolkit.evidence.catalogue import PRESETS, notebooks
 from toolkit.evidence.schema import FILE, check_parameters, rules
+from toolkit.machines.probe import ProbeSettings
 from toolkit.models import SHAPES
 from toolkit.records import load_yaml
 

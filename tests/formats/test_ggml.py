@@ -11,7 +11,7 @@ from toolkit.errors import UserError
 from toolkit.formats.ggml import TYPES
 from toolkit.formats.twins import random_blocks
 from toolkit.kernels import blocks
-from toolkit.kernels.blocks import PLAIN, ggml
+from toolkit.kernels.blocks import PLAIN, ggml, tensors
 from toolkit.kernels.engine.parallel import Program, stages
 
 ROUNDED = [name for name in TYPES if name not in PLAIN]
@@ -36,7 +36,7 @@ def decoded(packed):
 
 def check_product(packed, way, vectors, seed=0):
     x = np.random.default_rng(seed).standard_normal((vectors, packed.shape[1]), np.float32)
-    found = blocks.matvec(packed.name, packed.data, torch.from_numpy(x), backend=way).numpy()
+    found = tensors.matvec(packed.name, packed.data, torch.from_numpy(x), backend=way).numpy()
     expected, allowed = naive_blocks.product(packed.name, packed.data, x)
     np.testing.assert_array_less(np.abs(found - expected), allowed)
     # against the vector itself: half a step of its blocks' largest element, and half a unit of scales in fp16
@@ -76,7 +76,7 @@ def test_without_the_library(name):
     assert torch.equal(packed.decode(), torch.from_numpy(decoded(packed)).float())
     x = torch.randn(2, 512, generator=torch.Generator().manual_seed(0))
     wanted = x.double() @ torch.from_numpy(decoded(packed)).T
-    found, out = blocks.matvec(name, packed.data, x, backend="gguf"), torch.empty(300)
+    found, out = tensors.matvec(name, packed.data, x, backend="gguf"), torch.empty(300)
     torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
     Program(stages([packed.product(x[0], out)])).run()
     torch.testing.assert_close(out.double(), wanted[0], rtol=0.02, atol=0.02)
@@ -110,9 +110,9 @@ def test_any_bytes_are_taken(name, way):
         packed.decode()
         for vectors in (1, 5):
             for x in (torch.ones(vectors, 1024), torch.full((vectors, 1024), torch.nan), torch.zeros(vectors, 1024)):
-                found = blocks.matvec(name, packed.data, x, backend=way)
+                found = tensors.matvec(name, packed.data, x, backend=way)
                 assert found.shape == (vectors, 3)
-    assert torch.equal(blocks.matvec(name, random_blocks(name, 3, 1024).data, x), torch.zeros(vectors, 3))
+    assert torch.equal(tensors.matvec(name, random_blocks(name, 3, 1024).data, x), torch.zeros(vectors, 3))
 
 
 @pytest.mark.parametrize("name", TYPES)

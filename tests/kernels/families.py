@@ -19,8 +19,9 @@ from torch.nn import functional
 
 from tests import naive_blocks, naive_spqr
 from toolkit.formats.twins import random_blocks
-from toolkit.kernels import bitmap, blocks, csr, dense, neurons, spqr
-from toolkit.kernels.engine import backends
+from toolkit.kernels import bitmap, blocks, csr, dense, huffman, neurons, spqr
+from toolkit.kernels.blocks import tensors as tensors_of_blocks
+from toolkit.kernels.engine import tensors
 from toolkit.kernels.neurons.records import SECTIONS, section_bytes
 from toolkit.quantization.neuron_records import decode, record_bytes
 
@@ -34,7 +35,7 @@ EXACT = ("avx2_table", "avx2_arithmetic", "table", "arithmetic", *spqr.FOR_GPUS)
 
 on_a_cpu = pytest.mark.skipif(ON_GPU, reason="says nothing about a GPU")
 needs_numba_cuda = pytest.mark.skipif(
-    not backends.find_spec("numba_cuda"), reason="needs numba-cuda: pip install -e '.[cuda]'"
+    not tensors.find_spec("numba_cuda"), reason="needs numba-cuda: pip install -e '.[cuda]'"
 )
 
 
@@ -283,6 +284,36 @@ def _bitmap(dtype):
     )
 
 
+def harmed_codes(found, generator):
+    offsets, lengths = found.row_offsets.clone(), found.lengths.clone()
+    rows = torch.randint(len(offsets), (3,), generator=generator)
+    offsets[rows] = torch.tensor(WILD)[torch.randint(len(WILD), (3,), generator=generator)]
+    lengths[torch.randint(256, (9,), generator=generator)] = torch.tensor([0, 1, 1, 2, 11, 12, 99, 128, 255]).byte()
+    coded = torch.randint(0, 256, found.coded.shape, generator=generator, dtype=torch.uint8)
+    return dataclasses.replace(found, row_offsets=offsets, lengths=lengths, coded=coded[: 8 + int(rows[0])])
+
+
+def _huffman(dtype):
+    def judge(found, x, backend):
+        return _of_rows(huffman.decode(found), x, backend)
+
+    def dense(found, shape, seed):
+        return sparse(shape, dtype, (0.1, 0.9, 0, 1)[seed % 4], seed)
+
+    return Family(
+        f"huffman {str(dtype)[6:]}",
+        huffman,
+        lambda shape, seed: huffman.encode(dense(None, shape, seed)),
+        lambda found, x, out, backend: huffman.matvec(found, x, out, backend),
+        judge,
+        fields_moved,
+        harmed=harmed_codes,
+        decode=lambda found, out, backend: huffman.decode(found, out),
+        dense=dense,
+        dtypes=(dtype,),
+    )
+
+
 def _dense(dtype):
     def make(shape, seed):
         return (20 * random(*shape, seed=seed)).to(dtype)
@@ -370,14 +401,14 @@ def _blocks(name):
         return map(torch.from_numpy, naive_blocks.product(name, data, x.float().numpy()))
 
     def decode(data, out, backend):
-        blocks.decode(name, data, out)
+        tensors_of_blocks.decode(name, data, out)
         return out
 
     return Family(
         f"blocks {name}",
         blocks,
         lambda shape, seed: random_blocks(name, *shape, seed).data,
-        lambda data, x, out, backend: blocks.matvec(name, data, x, out, backend),
+        lambda data, x, out, backend: tensors_of_blocks.matvec(name, data, x, out, backend),
         judge,
         lambda data, move: move(data),
         shapes=((1, 32), (5, 64), (7, 96), (13, 992), (3, 4128)),
@@ -397,6 +428,7 @@ CASES = [  # of bundled neurons: type, activation, parts; compiled once each, an
 FAMILIES = [
     *map(_bitmap, DTYPES),
     *map(_dense, DTYPES),
+    *map(_huffman, (torch.bfloat16, torch.float32)),
     *map(_spqr, csr.STORAGES),
     *map(_outliers, csr.STORAGES),
     *(_neurons(*case) for case in CASES),

@@ -18,7 +18,7 @@ from numba.core.bytecode import FunctionIdentity
 from toolkit.errors import UserError
 from toolkit.kernels import bitmap, csr, dense, neurons, single_token, spqr
 from toolkit.kernels.engine import compiled, simd
-from toolkit.kernels.engine.elements import FROM_FLOAT32, TO_FLOAT32
+from toolkit.kernels.engine.tensors import BITS, FLOAT_BITS
 
 PACKAGE = "toolkit.kernels.toy"
 SHARED = """
@@ -212,20 +212,20 @@ def kernels():
     """Kernels of every family that are closures, and those of modules."""
     for backend in bitmap.BACKENDS.values():
         yield from (backend.decompress(streaming) for streaming in (False, True))
-        yield from (backend.product(dtype) for dtype in TO_FLOAT32)
-        yield from (backend.decode_and_multiply(dtype) for dtype in TO_FLOAT32 if backend.decode_and_multiply)
+        yield from (backend.product(dtype) for dtype in BITS)
+        yield from (backend.decode_and_multiply(dtype) for dtype in BITS if backend.decode_and_multiply)
     for storage, bits in itertools.product(csr.STORAGES, (16, 32)):
         yield from (csr._rows(backend.product, storage, bits) for backend in csr.BACKENDS.values())
         for backend in spqr.BACKENDS.values():
             yield backend.product(storage, bits)
-            forms = itertools.product(FROM_FLOAT32, (False, True))
+            forms = itertools.product(FLOAT_BITS, (False, True))
             yield from (backend.decode(storage, bits, dtype, ordered) for dtype, ordered in forms)
-    for table, kinds in ((neurons.BACKENDS, FROM_FLOAT32), (neurons.RECORD_BACKENDS, (2, 4))):
+    for table, kinds in ((neurons.BACKENDS, FLOAT_BITS), (neurons.RECORD_BACKENDS, (2, 4))):
         for backend, kind, name in itertools.product(table.values(), kinds, ("relu", "silu")):
             arguments = ((False,), (True,)) if table is neurons.BACKENDS else ((),)
             yield from (backend.product(kind, name, *gated) for gated in arguments)
-    yield from (single_token.attention(dtype) for dtype in FROM_FLOAT32)
-    yield from (backend.product(dtype) for backend in dense.BACKENDS.values() for dtype in TO_FLOAT32)
+    yield from (single_token.attention(dtype) for dtype in FLOAT_BITS)
+    yield from (backend.product(dtype) for backend in dense.BACKENDS.values() for dtype in BITS)
 
 
 def test_every_kernel_is_kept_under_a_name_of_its_own():

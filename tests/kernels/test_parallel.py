@@ -207,8 +207,22 @@ def test_few_bytes_take_one_part_each_and_many_are_shared_by_bytes(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     values = np.zeros(1, np.int64)
     stage = [Task(count, (values, 1), 1000, 3 * MUCH), Task(count, (values, 1), 999, MUCH), Task(multiply, (values, 1))]
-    found = parallel.parts_of(stage)
-    assert [sum(each[0] is task for each in found) for task in stage] == [6, 2, 1]
+    found = [part for (part,) in parallel.chains_of(stage)]
+    assert [sum(part.task is task for part in found) for task in stage] == [6, 2, 1]
     assert found[0][1:] == (0, 166)
     assert found[-2][1:] == (499, 999)
     assert parallel.PARTS * 2 == 8
+
+
+def test_tasks_that_run_alone_are_one_part(team):
+    """((1 · 2 + 3) · 2 + 3) · 2: in this order only, in one part between two that are shared."""
+    values = np.ones(64, np.float32)
+    doubling, adding = Task(multiply, (values, np.float32(2))), Task(count, (values, np.float32(3)), 64, 1)
+    shared = Task(count, (values, np.float32(1)), 64, MUCH)
+    program = Program([[shared], [doubling], [adding], [doubling], [adding], [doubling], [shared]])
+    chains = [chain for stage in parallel._joined(program.stages) for chain in parallel.chains_of(stage)]
+    assert [part.task for part in max(chains, key=len)] == [doubling, adding, doubling, adding, doubling]
+    for _ in range(2):
+        values[:] = 0
+        program.run()
+        assert (values == 27).all()

@@ -13,7 +13,7 @@ import torch
 from tests.kernels.families import needs_numba_cuda, ptx_of
 from toolkit.errors import UserError
 from toolkit.kernels import bitmap, csr, spqr
-from toolkit.kernels.engine import backends
+from toolkit.kernels.engine import tensors
 
 pytestmark = needs_numba_cuda
 TARGETS = [(8, 0), (8, 9), (9, 0)]  # no kernel has code for one kind of GPU alone: they have them in turns
@@ -200,7 +200,7 @@ def test_without_numba_cuda_or_a_gpu_the_error_says_so(monkeypatch):
         ("found", False, "needs a CUDA GPU, and torch sees none; use backend='auto'"),
         ("found", True, "works on a GPU; the tensors are on cpu: move them with"),
     ):
-        monkeypatch.setattr(backends, "find_spec", lambda name, library=library: library)
+        monkeypatch.setattr(tensors, "find_spec", lambda name, library=library: library)
         monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
         for run in runs:
             with pytest.raises(UserError, match=rf"backend 'cuda\w*' {words}"):

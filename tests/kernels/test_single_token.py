@@ -1,13 +1,27 @@
 """A single token's norms, rotations and attention against plain formulas in float64."""
 
+import numba
 import numpy as np
 import pytest
 import torch
 
 from toolkit.kernels.engine import parallel
-from toolkit.kernels.single_token import add_and_normalise, attend, bits, gate, normalise, rotate
+from toolkit.kernels.engine.exponential import exp
+from toolkit.kernels.engine.tensors import FLOAT_BITS
+from toolkit.kernels.single_token import (
+    CLAMPED,
+    add_and_normalise,
+    add_to,
+    append,
+    attention,
+    gate,
+    normalise,
+    part_pairs,
+    rotate,
+)
 from toolkit.models.activation import ACTIVATIONS
 
+exponential = numba.njit(lambda x: exp(x))
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -45,6 +59,14 @@ def test_gates_by_parts_of_the_vector(activation):
     assert far.tolist() == [0.0, 200.0]
 
 
+def test_the_gate_of_gpt_oss():
+    """As transformers' `GptOssExperts` has it; both its vectors are clamped."""
+    x, up = 9 * random(70), 9 * random(70, seed=1)
+    given, factor = x.double().clamp(max=7), up.double().clamp(-7, 7)
+    gate(CLAMPED)(x.numpy(), up.numpy(), 0, 70)
+    close(x, (factor + 1) * given * (1.702 * given).sigmoid())
+
+
 def test_the_norm_of_a_sum_keeps_the_sum():
     x, more, weight = random(1, 33), random(1, 33, seed=1), random(33, seed=2)
     total = (x + more).double()
@@ -54,11 +76,32 @@ def test_the_norm_of_a_sum_keeps_the_sum():
     close(out, total / (total.pow(2).mean() + 1e-6).sqrt() * weight.double())
 
 
+def test_a_bias_is_added_to_each_vector():
+    x = np.array([[1, 2], [3, 4]], np.float32)
+    add_to(x, np.array([10, 20], np.float32))
+    assert x.tolist() == [[11, 22], [13, 24]]
+
+
 def test_a_rotation_by_hand():
-    """Element 0 turns with element 2, element 1 with element 3: a quarter turn, and none."""
-    x = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.float32)
-    rotate(x, np.array([0, 1, 0, 1], np.float32), np.array([1, 0, 1, 0], np.float32))
-    assert x.tolist() == [[-3, 2, 1, 4], [-7, 6, 5, 8]]
+    """Element 0 turns with element 2, element 1 with element 3: a quarter turn, and none. The second vector rests."""
+    x = np.array([[[1, 2, 3, 4], [5, 6, 7, 8]], [[1, 2, 3, 4], [5, 6, 7, 8]]], np.float32)
+    rotate(x, np.array([[0, 1, 0, 1], [1] * 4], np.float32), np.array([[1, 0, 1, 0], [0] * 4], np.float32))
+    assert x.tolist() == [[[-3, 2, 1, 4], [-7, 6, 5, 8]], [[1, 2, 3, 4], [5, 6, 7, 8]]]
+
+
+def test_pairs_side_by_side_become_halves():
+    x = np.arange(12, dtype=np.float32).reshape(1, 2, 6)
+    part_pairs(x)
+    assert x.tolist() == [[[0, 2, 4, 1, 3, 5], [6, 8, 10, 7, 9, 11]]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_keys_and_values_are_written_behind_those_that_are_there(dtype):
+    pair, cache = random(2, 3, 4, 5), torch.zeros(2, 4, 9, 5, dtype=dtype)
+    bits = cache.view(FLOAT_BITS[dtype]).numpy()
+    append(dtype)(*pair.numpy(), np.array([0, 3]), *bits)
+    assert torch.equal(cache[:, :, 2:5], pair.transpose(1, 2).to(dtype))
+    assert int(cache[:, :, :2].count_nonzero() + cache[:, :, 5:].count_nonzero()) == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -67,15 +110,37 @@ def test_attention(dtype, shared, monkeypatch):
     if shared:  # by several threads, however short
         monkeypatch.setattr(parallel, "ROWS_WORTH_BYTES", 1)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    for seed, (heads, groups, positions, length, size) in enumerate(
-        [(1, 1, 1, 1, 2), (4, 2, 9, 5, 16), (6, 3, 40, 40, 12), (8, 1, 300, 257, 64), (5, 5, 3, 2, 7)]
+    for seed, (vectors, heads, groups, positions, length, size, window) in enumerate(
+        [
+            (1, 1, 1, 1, 1, 2, 0),
+            (1, 4, 2, 9, 5, 16, 0),
+            (1, 6, 3, 40, 40, 12, 7),
+            (1, 8, 1, 300, 257, 64, 0),
+            (2, 5, 5, 5, 3, 7, 0),
+            (6, 4, 2, 20, 9, 8, 4),
+        ]
     ):
-        query = random(heads, size, seed=seed) * 3
+        query = random(vectors, heads, size, seed=seed) * 3
         keys, values = (random(groups, positions, size, seed=seed + 1 + part).to(dtype) for part in range(2))
-        keys[:, length:] = values[:, length:] = torch.nan  # nothing is there yet
-        out = np.full((heads, size), np.nan, np.float32)
-        attend(dtype, query.numpy(), bits(keys), bits(values), (0, length), 0.3, out)
-        for head in range(heads):
-            group = head // (heads // groups)
-            scores = keys[group, :length].double() @ query[head].double() * 0.3
-            close(out[head], scores.softmax(0) @ values[group, :length].double())
+        keys[:, length + vectors - 1 :] = values[:, length + vectors - 1 :] = torch.nan  # nothing is there yet
+        out = np.full((vectors, heads, size), np.nan, np.float32)
+        stored = (it.view(FLOAT_BITS[dtype]).numpy() for it in (keys, values))
+        span = np.array([1 if length > 5 else 0, length])
+        sinks = random(heads, seed=seed + 3) if seed % 2 else torch.empty(0)
+        given = query.numpy(), *stored, span, window, np.float32(0.3), sinks.numpy(), out
+        parallel.Task(attention(dtype), given, vectors * groups, 1 << 20)()
+        for vector, head in np.ndindex(vectors, heads):
+            group, end = head // (heads // groups), length + vector
+            seen = slice(max(int(span[0]), end - window if window else 0), end)
+            scores = keys[group, seen].double() @ query[vector, head].double() * 0.3
+            shares = torch.cat([scores, sinks[head : head + 1].double()]).softmax(0)[: len(scores)]
+            close(out[vector, head], shares @ values[group, seen].double())
+
+
+def test_exponentials():
+    x = torch.linspace(-87, 88, 3001).numpy()
+    found = np.array([exponential(value) for value in x])
+    np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=3e-7)
+    ends = [exponential(np.float32(value)) for value in (-np.inf, -1e30, 0, 200, np.inf)]
+    np.testing.assert_allclose(ends, [1.6e-38, 1.6e-38, 1, np.inf, np.inf], rtol=0.05)
+    assert np.isnan(exponential(np.float32(np.nan)))

@@ -5,11 +5,15 @@ import pytest
 import torch
 from torch import nn
 
+from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
 from toolkit.measure import contestant
-from toolkit.measure.accelerate import AcceleratedLinear, DiskOffloaded
+from toolkit.measure.accelerate import AcceleratedLinear, AcceleratedModel, DiskOffloaded
+from toolkit.measure.contestant import greedy_text
 from toolkit.measure.turns import take_turns
+from toolkit.models import decoder_blocks, shapes
 from toolkit.models.shapes import random_pruned
+from toolkit.models.twins import twin_model
 from toolkit.storage.direct import drop_pages
 
 
@@ -70,6 +74,29 @@ def test_it_is_what_disk_offload_sets_up(layers, tmp_path):
             assert getattr(getattr(part, "_hf_hook", None), setting, None) == getattr(other, setting, None)
     names = {file.name for file in (tmp_path / "ours").iterdir()}
     assert names == {file.name for file in (tmp_path / "theirs").iterdir()}
+
+
+@pytest.mark.parametrize(("room", "kept"), [(9.0, 2), (3.1, 2), (2.2, 1)])
+def test_it_keeps_what_fits_within_a_limit(tmp_path, monkeypatch, room, kept):
+    """Beside what stays there is room for the largest layer, here the embedding, but where all fit."""
+    monkeypatch.setitem(shapes.SHAPES, "toy-llama", TOYS["toy-llama"])
+    model = twin_model("toy-llama", 4)
+    text = greedy_text(model, torch.tensor([[7, 5]]), 2, 0.0)
+    block = sum(weight.nbytes for weight in decoder_blocks(model)[0].parameters())
+    embedding = model.model.embed_tokens.weight.nbytes
+    whole = sum(weight.nbytes for weight in model.parameters())
+    limit = embedding + int(room * block)
+    rival = AcceleratedModel("accelerate", model, tmp_path, text, {}, limit)
+    spans = take_turns([rival], repetitions=1, tokens=2)
+    read = spans.loc[spans["stage"] == "read", "nbytes"].sum()
+    assert read == 2 * rival.nbytes
+    assert rival.memory == limit >= rival.held_bytes
+    if room == 9:
+        assert rival.nbytes == 0
+    else:
+        assert rival.nbytes == whole - embedding - kept * block
+    with pytest.raises(UserError, match="Accelerate within 0 MB: nothing fits"):
+        AcceleratedModel("accelerate", twin_model("toy-llama", 1), tmp_path / "x", text, {}, 100)
 
 
 def test_a_linear_reads_its_weight_in_each_turn(tmp_path, monkeypatch):

@@ -1,9 +1,16 @@
+import contextlib
+import ctypes
+import itertools
 import json
+import math
 import mmap
 import os
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -12,9 +19,10 @@ from tests.measure.test_accelerate import resident_pages
 from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
 from toolkit.interchange.gguf import layer_bytes, layer_span, write_gguf
-from toolkit.measure import llama_cpp, llama_cpp_driver
+from toolkit.measure import llama_cpp, llama_cpp_driver, llama_cpp_process
 from toolkit.measure.child import Child
-from toolkit.measure.llama_cpp import PROMPT, LlamaCpp
+from toolkit.measure.llama_cpp import PROMPT, LlamaCpp, pinned_ranges
+from toolkit.measure.llama_cpp_process import WARM_TOKENS, NoRoom, run_process
 from toolkit.measure.turns import take_turns
 from toolkit.models import shapes
 from toolkit.models.twins import twin_model
@@ -23,14 +31,14 @@ from toolkit.models.twins import twin_model
 STAND_IN = """
 import json, pathlib, sys
 answers = json.loads(pathlib.Path(sys.argv[1]).with_name("answers.json").read_text())
-print("{}", flush=True)
+print(json.dumps({"build": f"SIMD, {sys.argv[4]}"}), flush=True)
 for line in sys.stdin:
     request = json.loads(line)
-    if request["tokens"] == [13]:
+    if request.get("tokens") == [13]:
         sys.exit("out of luck")
     with open(sys.argv[1] + ".requests", "a") as log:
         print(line, end="", file=log)
-    found = {"seconds": 0.25, "read_bytes": 12 * len(request["tokens"])}
+    found = {"seconds": 0.25, "first_s": 0.5, "read_bytes": 12 * len(request.get("tokens", ""))}
     print(json.dumps(found | {"log_probabilities": answers[: request.get("probabilities", 0)]}), flush=True)
 """
 
@@ -40,6 +48,7 @@ def model(tmp_path, monkeypatch):
     monkeypatch.setitem(shapes.SHAPES, "toy-llama", TOYS["toy-llama"])
     (tmp_path / "driver.py").write_text(STAND_IN)
     monkeypatch.setattr(llama_cpp, "interpreter", lambda: sys.executable)
+    monkeypatch.setattr(llama_cpp, "which", lambda: "a stand-in")
     monkeypatch.setattr(llama_cpp_driver, "__file__", str(tmp_path / "driver.py"))
     model = twin_model("toy-llama", 2)
     with torch.no_grad():
@@ -79,7 +88,8 @@ def test_a_limit_is_what_it_needs_and_as_many_bytes_of_weights(model, tmp_path, 
         spans = take_turns([runtime], repetitions=2)
         assert runtime._group.calls == [("add", runtime._child.process.pid), ("limit", 6000)]
     assert runtime._group.calls[-1] == ("close",)
-    assert set(spans["mode"]) == {llama_cpp.LIMITED}
+    assert set(spans["mode"]) == {"mmap, memory cgroup"}
+    assert set(spans["build"]) == {"a stand-in; SIMD, mapped"}
     assert set(spans["memory_bytes"]) == {5000}
     requests = [json.loads(line) for line in (tmp_path / "F16.gguf.requests").read_text().splitlines()]
     assert not any(request["drop"] for request in requests)
@@ -124,11 +134,69 @@ def test_a_file_of_ones_own_is_run_as_it_is(model, tmp_path):
     assert not (tmp_path / "F16.gguf").exists()
 
 
+def test_ways_of_loading(model, tmp_path, monkeypatch):
+    """As much is pinned as the limit holds, but for room to read the rest; each way asks the driver for its own."""
+    monkeypatch.setattr(llama_cpp, "MemoryGroup", Group)
+    monkeypatch.setattr(llama_cpp, "PASSING_BYTES", 1000)
+    file = tmp_path / "F16.gguf"
+    asked = {"pinned": lambda: [{"pin": [list(part) for part in pinned_ranges(file, 4000)]}]}
+    asked |= {"random": lambda: [{"random": True}], "repacked": list}
+    for load, expected in asked.items():
+        with closing(LlamaCpp("llama.cpp F16", model, tmp_path, load=load, memory_bytes=5000)) as runtime:
+            assert runtime.mode == f"mmap {load}, memory cgroup"
+            assert runtime.build.endswith("repacked" if load == "repacked" else "mapped")
+        log = tmp_path / "F16.gguf.requests"
+        requests = [json.loads(line) for line in log.read_text().splitlines()]
+        log.unlink()
+        assert [request for request in requests if {"pin", "random"} & request.keys()] == expected()
+    with pytest.raises(UserError, match=r"unknown way of llama.cpp to load a file 'maped'.*did you mean 'mapped'"):
+        LlamaCpp("llama.cpp F16", None, tmp_path, load="maped")
+
+
+def test_what_each_token_needs_is_pinned_first(monkeypatch):
+    """An embedding beside a head is never pinned, experts come last."""
+    sizes = {"token_embd.weight": 50, "blk.0.ffn_up_exps.weight": 30, "blk.0.attn_q.weight": 7, "output.weight": 20}
+    ends = list(itertools.accumulate(sizes.values(), initial=100))
+    tensors = {
+        name: SimpleNamespace(offset=first, nbytes=size)
+        for (name, size), first in zip(sizes.items(), ends, strict=False)
+    }
+    header = SimpleNamespace(tensors=tensors, files=("a",))
+    monkeypatch.setattr(llama_cpp, "read_header", lambda file: header)
+    assert pinned_ranges(Path("a"), 30) == [(180, 187), (187, 207), (150, 153)]
+    assert pinned_ranges(Path("a"), 7) == [(180, 187)]
+    assert sum(end - first for first, end in pinned_ranges(Path("a"), 10**9)) == 57
+    del tensors["output.weight"]  # then the embedding is the head
+    assert pinned_ranges(Path("a"), 52) == [(100, 150), (180, 182)]
+    header.files = ("a", "b")
+    with pytest.raises(UserError, match="one of 2 pieces"):
+        pinned_ranges(Path("a"), 30)
+
+
+def test_a_whole_process_within_a_limit(model, tmp_path, monkeypatch):
+    group = Group()
+    monkeypatch.setattr(llama_cpp_process, "MemoryGroup", lambda: contextlib.nullcontext(group))
+    monkeypatch.setattr(llama_cpp, "PASSING_BYTES", 1000)
+    write_gguf(model, file := tmp_path / "F16.gguf", "F16")
+    process = run_process(file, 9000, "pinned", prompt=[7, 8], tokens=4)
+    assert process.tokens_per_s == 4
+    assert process.read_bytes == 24 / 4
+    assert process.own_bytes == Group.other_bytes
+    assert process.build == "a stand-in; SIMD, mapped"
+    assert group.calls[0] == ("limit", 9000)
+    requests = [json.loads(line) for line in (tmp_path / "F16.gguf.requests").read_text().splitlines()]
+    assert [request.get("generate") for request in requests] == [WARM_TOKENS, None, WARM_TOKENS, 4]
+    assert requests[1] == {"pin": [list(part) for part in pinned_ranges(file, 9000 - 1000 - 1000)]}
+    (tmp_path / "driver.py").write_text("import os\nos.kill(os.getpid(), 9)")
+    with pytest.raises(NoRoom, match=r"llama.cpp, read, needs more than 0 MB"):
+        run_process(file, 9000, "read", prompt=[7], tokens=4)
+
+
 def test_it_is_missing_where_it_cannot_be_installed_and_says_why(tmp_path, monkeypatch):
     failed = subprocess.CompletedProcess((), 1, "", "much ado\nno such package")
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(subprocess, "run", lambda *given, **options: failed)
-    caches = llama_cpp.interpreter, llama_cpp._not_installed
+    caches = llama_cpp._wheel, llama_cpp._not_installed
     for each in caches:
         each.cache_clear()
     assert "no such package" in llama_cpp.missing()
@@ -170,10 +238,11 @@ def test_every_pass_of_the_driver_reads_the_disk(tmp_path):
         stream.flush()
         os.fsync(stream.fileno())
     with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as pages:
-        server = Server(pages)
+        engine = object.__new__(llama_cpp_driver.ServerInProcess)
+        engine.server = Server(pages)
         for _ in range(2):
             found = llama_cpp_driver.answer(
-                server, str(file), {"tokens": [7], "probabilities": 3, "drop": [0, file.stat().st_size]}
+                engine, str(file), {"tokens": [7], "probabilities": 3, "drop": [0, file.stat().st_size]}
             )
             assert found["log_probabilities"] == [0, -1, -2]
             assert found["seconds"] > 0
@@ -184,3 +253,43 @@ def test_every_pass_of_the_driver_reads_the_disk(tmp_path):
         assert resident_pages(file) == 64 - 10
         llama_cpp_driver.drop_pages(str(file), 0, 64 * mmap.PAGESIZE)
         assert resident_pages(file) == 0
+        assert llama_cpp_driver.answer(engine, str(file), {"random": True}) == {}
+        sum(pages[: 3 * mmap.PAGESIZE : mmap.PAGESIZE])
+        assert resident_pages(file) == 3  # none is read ahead
+        assert llama_cpp_driver.answer(engine, str(file), {"pin": [[5 * mmap.PAGESIZE + 1, 7 * mmap.PAGESIZE]]}) == {}
+        llama_cpp_driver.drop_pages(str(file), 0, 5 * mmap.PAGESIZE)
+        assert resident_pages(file) == 2
+
+
+class Functions(SimpleNamespace):
+    """llama.cpp's C functions, whose next token is always the last one plus one, of 5."""
+
+    llama_token = ctypes.c_int32
+    LLAMA_DEFAULT_SEED = 0
+    passes: ClassVar[list] = []
+
+    def __getattr__(self, name):
+        return lambda *arguments: 0
+
+    def llama_batch_get_one(self, array, count):
+        return list(array)
+
+    def llama_decode(self, context, batch):
+        self.passes.append(batch)
+        return 0
+
+    def llama_sampler_sample(self, sampler, context, position):
+        return (self.passes[-1][-1] + 1) % 5
+
+    def llama_get_logits_ith(self, context, position):
+        return [0.0, math.log(2), math.log(4), 0.0, 0.0, 99.0]
+
+
+def test_llama_cpp_by_its_c_functions():
+    engine = object.__new__(llama_cpp_driver.CFunctions)
+    engine._llama, engine._context, engine._words = Functions(), 1, 5
+    assert engine.text([3, 4], 3) == [0, 1, 2]
+    assert Functions.passes == [[3, 4], [0], [1], [2]]
+    found = engine.one_pass([3], 3)["log_probabilities"]
+    assert found == pytest.approx([math.log(1 / 9), math.log(2 / 9), math.log(4 / 9)])
+    assert engine.generate([3], 2, 0.5).keys() == {"first_s", "seconds", "tokens"}

@@ -10,7 +10,8 @@ from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
 from toolkit.interchange.gguf import write_gguf
 from toolkit.models import shapes
-from toolkit.models.gguf_header import gguf_shape, read_header
+from toolkit.models.gguf_header import read_header
+from toolkit.models.gguf_shape import gguf_shape
 from toolkit.models.gguf_tensors import dequantised
 from toolkit.models.shape_of import shape_of
 from toolkit.models.twins import twin_model

@@ -7,7 +7,7 @@ from tests.families import WORDS, load_family
 from toolkit.models import decoder_blocks
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.options import Demand
-from toolkit.policies.placement import LayerMap
+from toolkit.offload.placement import LayerMap
 from toolkit.storage.experts import WholeExperts
 from toolkit.storage.neuron_packing import Neurons
 from toolkit.storage.packing import Linears, pack_model

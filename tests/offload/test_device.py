@@ -9,7 +9,7 @@ from toolkit.errors import UserError
 from toolkit.offload import device
 from toolkit.offload.device import open_device
 from toolkit.offload.model import OffloadedModel
-from toolkit.policies.placement import LayerMap
+from toolkit.offload.placement import LayerMap
 from toolkit.storage.direct import BLOCK_BYTES
 
 NO_GPU = not torch.cuda.is_available()

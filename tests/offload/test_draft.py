@@ -11,9 +11,10 @@ from tests.offload.test_neuron_model import Packed, least_bytes
 from toolkit.errors import UserError
 from toolkit.formats.scaled import Scaled
 from toolkit.offload.budget import BudgetError
-from toolkit.offload.draft import Speculation, Speculative
+from toolkit.offload.draft import Speculative
 from toolkit.offload.model import OffloadedModel
-from toolkit.policies.placement import LayerMap
+from toolkit.offload.placement import LayerMap
+from toolkit.offload.speculation import Speculation
 from toolkit.storage.packing import Linears, pack_model
 
 PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])

@@ -13,9 +13,10 @@ from tests.offload.conftest import opened
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks
 from toolkit.models.experts import decoder_experts, mixtures_by_layer
-from toolkit.offload.expert_ffn import ExpertSlots, RecordedRouter, Router
-from toolkit.policies.residencies import Lfu
+from toolkit.offload.expert_ffn import RecordedRouter, Router
+from toolkit.offload.expert_slots import ExpertSlots
 from toolkit.quantization import neuron_records
+from toolkit.residency.policies import Lfu
 from toolkit.storage.experts import WholeExperts, expert_weights
 from toolkit.storage.packing import pack_model, tensors_beside
 

@@ -18,7 +18,7 @@ from toolkit.models.gguf_header import read_header
 from toolkit.offload.linear import MOST_VECTORS
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.options import Demand
-from toolkit.policies.placement import LayerMap
+from toolkit.offload.placement import LayerMap
 from toolkit.storage.gguf_store import GgufStore
 
 sys.path.append(str(paths.root() / "benchmarks"))  # as the scripts there find their helpers
@@ -79,7 +79,7 @@ def test_prompts_make_a_few_rows_dense_at_a_time(tmp_path, monkeypatch, name):
     """Also rows that are stored in another order, or in two tensors."""
     original = CASES[name].model()
     write(original, CASES[name], file := tmp_path / "model.gguf")
-    monkeypatch.setattr("toolkit.storage.tensor_ranges.PIECE_BYTES", 7 * 64 * 4)
+    monkeypatch.setattr("toolkit.storage.file_ops.PIECE_BYTES", 7 * 64 * 4)
     with OffloadedModel.open(file) as opened:
         assert difference(logits(opened.model), logits(original)) < EXACT
         decoded = [it.nbytes for it in opened.timeline.spans if it.stage == "decode"]

@@ -20,7 +20,7 @@ from toolkit.errors import UserError
 from toolkit.formats import FormatError
 from toolkit.kernels.engine.parallel import Program
 from toolkit.offload.budget import BudgetError
-from toolkit.policies.placement import LayerMap
+from toolkit.offload.placement import LayerMap
 from toolkit.storage.packing import pack_model
 from toolkit.storage.readers import READERS
 from toolkit.timeline import Recorder
@@ -28,13 +28,13 @@ from toolkit.timeline import Recorder
 PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
 GREEDY = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
 ON_DISK = {"placement": LayerMap(0, 0, LAYERS)}
-# a token in a layer: products, reads, programs of compiled tasks; and the share of a layer's bytes that is read.
-# 1100 neurons come in three reads; 3 of 6 experts are used, each in one read
+# a token in a layer: products, reads, and the share of a layer's bytes that is read; programs of compiled tasks in all
+# layers. 1100 neurons come in three reads; 3 of 6 experts are used, each in one read
 WAYS = {
-    "layers": (7, 1, 0, 1),
-    "layers, packed": (2, 1, 2, 1),
-    "neurons": (3, 3, 2, 1),
-    "experts": (2 + 3, 3, 2, 1 / 2),
+    "layers": (7, 1, 1, 0),
+    "layers, packed": (1, 1, 1, LAYERS),
+    "neurons": (1 + 1, 3, 1, LAYERS + 1),  # norm and head follow the last FFN
+    "experts": (1 + 3, 3, 1 / 2, LAYERS + 1),
 }
 TOKENS = 3
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -198,8 +198,8 @@ def test_bytes_reads_and_launches_of_a_token(case, monkeypatch):
         spans = ours.timeline.spans[first:]
         layers = [layer for variant in ours.store.variants[:1] for layer in ours.store.layers_of(variant)]
     read = [span.nbytes for span in spans if span.stage == "read"]
-    products, reads, programs, share = case.counts
+    products, reads, share, programs = case.counts
     assert sum(read) == TOKENS * share * sum(layer.nbytes for layer in layers)
     assert len(read) == TOKENS * LAYERS * reads
     assert sum(span.stage == "compute" for span in spans) == TOKENS * LAYERS * products
-    assert len(launched) == TOKENS * LAYERS * programs
+    assert len(launched) == TOKENS * programs

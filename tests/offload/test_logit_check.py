@@ -85,13 +85,13 @@ FAULTS = {
     only((5,), False): ("GPT-J", Linears(), "endor, few tokens"),
     only((2,), False): ("GPT-J", Linears(), "endor, few tokens"),
     only((1,), False): ("GPT-J", Linears(), "endor, single tokens"),
-    only((33,), True): ("GPT-J", Linears(), "endor_packed, prompt"),
+    only((33,), True): ("GPT-J", Linears(), "endor_packed, output of block 0"),
     products_of_few_vectors: ("GPT-J", Linears(), "endor_packed, few tokens"),
     products_of_single_vectors: ("GPT-J", Linears(), "endor_packed, single tokens"),
     neurons_of_few_tokens: ("Qwen2", Neurons(), "bundled, few tokens"),
-    buffers_of_the_models_type: ("GPT-J", Linears(), "endor, prompt"),
-    linears_that_add_at_once: ("Falcon, with biases", Linears(), "endor, prompt"),
-    ffns_that_are_not_tried: ("BitNet", Neurons(), "bundled, prompt"),
+    buffers_of_the_models_type: ("GPT-J", Linears(), "endor, output of block 0"),
+    linears_that_add_at_once: ("Falcon, with biases", Linears(), "endor, output of block 0"),
+    ffns_that_are_not_tried: ("BitNet", Neurons(), "bundled, output of block 0"),
     wrong_single_tokens: ("Qwen2", Linears(), "endor_packed, single tokens"),
 }
 

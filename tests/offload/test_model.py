@@ -10,10 +10,10 @@ from tests import processes
 from tests.offload.conftest import FAMILIES, LAYERS, pruned
 from toolkit.errors import UserError
 from toolkit.models import load_model
+from toolkit.offload.methods import METHODS
 from toolkit.offload.model import OffloadedModel
-from toolkit.policies.methods import METHODS
-from toolkit.policies.placement import LayerMap
-from toolkit.policies.ways import POLICIES
+from toolkit.offload.placement import LayerMap
+from toolkit.offload.ways import POLICIES
 from toolkit.sparsity import load_pruned
 from toolkit.storage import buffers
 from toolkit.storage.direct import BLOCK_BYTES
@@ -188,3 +188,17 @@ def test_smollm2_gives_the_same_tokens_and_its_process_grows_by_little_more_than
     assert used <= quarter
     assert grown < quarter / 1e6 + 100  # activations, the cache of keys and values, modules imported late
     assert grown < 2 * quarter / 1e6  # so it never held the model dense
+
+
+def test_text_follows_a_prompt_as_transformers_makes_it(smollm2):
+    model, tokenizer, folder = smollm2
+    prompt = tokenizer("The library of Alexandria was", return_tensors="pt")
+    tokens = model.generate(**prompt, max_new_tokens=5, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    with OffloadedModel.open(folder, "endor", verify=False) as ours:
+        assert ours.generate_text("The library of Alexandria was", tokens=5) == tokenizer.decode(tokens)
+        assert repr(ours).startswith(f"<OffloadedModel '{folder}': 30 layers in DRAM, 0 on disk (")
+        assert "30 layers in DRAM" in ours._repr_html_()
+        assert "<th>endor</th>" in ours.store._repr_html_()
+        for wrong, message in {"": "makes no token", "A": "tokens=0: expected a whole number"}.items():
+            with pytest.raises(UserError, match=message):
+                ours.generate_text(wrong, tokens=0 if wrong else 1)

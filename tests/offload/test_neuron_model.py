@@ -8,16 +8,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 from tests.offload.conftest import COMMON, FAMILIES, GEMMA3, opened, pruned
-from toolkit.costs.replay import replay, units_of
 from toolkit.errors import UserError
 from toolkit.models.activation import activation_name
 from toolkit.models.ffn import decoder_ffns
 from toolkit.offload import neuron_ffn
 from toolkit.offload.by_neuron import PREDICTORS
-from toolkit.policies.residencies import Lru
 from toolkit.predictors import CopyLast, Gate, Oracle, save_predictors
 from toolkit.predictors.predictor import Predictor
 from toolkit.predictors.weightless import FromTrace
+from toolkit.residency.policies import Lru
+from toolkit.residency.replay import replay, units_of
 from toolkit.sparsity.thresholds import Magnitudes, thresholded
 from toolkit.storage.buffers import HUGE_PAGE_BYTES
 from toolkit.storage.neuron_packing import Neurons

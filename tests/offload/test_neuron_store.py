@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.offload.neuron_store import ABSENT, NeuronStore
-from toolkit.policies.residencies import SlidingWindow
+from toolkit.residency.policies import SlidingWindow
 
 NEURONS, WIDTH = 12, 3
 WEIGHTS = torch.arange(NEURONS * WIDTH).view(NEURONS, WIDTH).bfloat16()

@@ -13,13 +13,13 @@ from toolkit.errors import UserError
 from toolkit.formats import FORMATS
 from toolkit.formats.packed import Packed, expect
 from toolkit.formats.scaled import Scaled
-from toolkit.measure.passes import layer_passes
 from toolkit.measure.turns import take_turns
 from toolkit.offload import model as offloaded
+from toolkit.offload.methods import METHODS, Method
 from toolkit.offload.model import OffloadedModel
-from toolkit.policies.methods import METHODS, Method
-from toolkit.policies.placement import LayerMap
-from toolkit.policies.ways import Way
+from toolkit.offload.placement import LayerMap
+from toolkit.offload.ways import Way
+from toolkit.papers.endor.operations import layer_passes
 from toolkit.quantization.smoothquant import round_to_int8
 from toolkit.storage.packing import Linears, pack_model
 from toolkit.storage.store import Store

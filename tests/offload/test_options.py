@@ -1,13 +1,13 @@
 import pytest
 
 from tests.offload.pretend import DirectThreads
-from toolkit.commands.text import method_of
+from toolkit.commands.folder import method_of
 from toolkit.errors import UserError
 from toolkit.formats import FORMATS
+from toolkit.offload.methods import METHODS, Method, find_method, usual_method
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.options import Options
-from toolkit.policies.methods import METHODS, Method, find_method, usual_method
-from toolkit.policies.ways import all_ways
+from toolkit.offload.ways import all_ways
 from toolkit.storage.readers import READERS
 
 NO_BYTES = (float("nan"), float("inf"), -1, -0.5, "500MB", True, [5])

@@ -5,13 +5,14 @@ from toolkit import memory_limits
 from toolkit.errors import UserError
 from toolkit.offload import overhead
 from toolkit.offload.budget import Budget, BudgetError
-from toolkit.offload.overhead import Overhead, ProcessLimit, budget_within, cache_bytes
+from toolkit.offload.growing_cache import ROOM
+from toolkit.offload.overhead import Overhead, ProcessLimit, TextRoom, budget_within, cache_bytes
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 100}
 
 
 def test_the_cache_counts_key_heads_types_and_windows():
-    room, pair = overhead.ROOM, 2 * 2 * 8 * 2  # keys and values, 2 heads of 8, bfloat16
+    room, pair = ROOM, 2 * 2 * 8 * 2  # keys and values, 2 heads of 8, bfloat16
     full = LlamaConfig(num_key_value_heads=2, dtype="bfloat16", **SIZES)
     assert cache_bytes(full, 1000) == pair * (1000 + room) * (4 + 1)  # one layer more while it is copied
     kinds = ["full_attention", "sliding_attention"] * 2
@@ -24,21 +25,21 @@ def test_the_cache_counts_key_heads_types_and_windows():
 
 def test_what_a_prompt_takes_grows_with_its_tokens():
     config = LlamaConfig(dtype="bfloat16", intermediate_size=128, **SIZES)
-    few, many = Overhead.of(config, 10, 5), Overhead.of(config, 1000, 5)
+    few, many = Overhead.of(config, TextRoom(10, 5)), Overhead.of(config, TextRoom(1000, 5))
     assert many.prompt > 100 * few.prompt > 0
     assert many.logits == few.logits
-    assert Overhead.of(config, 1000, 5, all_logits=True).logits == 1000 * few.logits
-    assert Overhead.of(config, 10, 5, compiles=True).nbytes == few.nbytes + overhead.COMPILER
+    assert Overhead.of(config, TextRoom(1000, 5), all_logits=True).logits == 1000 * few.logits
+    assert Overhead.of(config, TextRoom(10, 5), compiles=True).nbytes == few.nbytes + overhead.COMPILER
     config._attn_implementation = "eager"  # whose scores are in memory for all heads
-    assert Overhead.of(config, 1000, 5).prompt > many.prompt + 8 * 1000**2 * 4
+    assert Overhead.of(config, TextRoom(1000, 5)).prompt > many.prompt + 8 * 1000**2 * 4
 
 
 def test_each_expert_of_a_token_has_a_prompt_in_memory():
     of_one = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "num_hidden_layers": 4}
     dense, mixture = LlamaConfig(**of_one), MixtralConfig(num_experts_per_tok=2, **of_one)
     scores = 1000**2 * 4
-    assert Overhead.of(dense, 1000, 5).prompt == 3 * 4 * 1000 * (2 * 64 + 128) + scores
-    assert Overhead.of(mixture, 1000, 5).prompt == 3 * 4 * 1000 * 2 * (2 * 64 + 2 * 128) + scores
+    assert Overhead.of(dense, TextRoom(1000, 5)).prompt == 3 * 4 * 1000 * (2 * 64 + 128) + scores
+    assert Overhead.of(mixture, TextRoom(1000, 5)).prompt == 3 * 4 * 1000 * 2 * (2 * 64 + 2 * 128) + scores
 
 
 @pytest.fixture
@@ -90,5 +91,5 @@ def test_a_limit_for_the_process_leaves_what_it_does_not_hold(free, monkeypatch)
 
 def test_room_for_a_context_beyond_the_text():
     config = LlamaConfig(dtype="bfloat16", intermediate_size=128, **SIZES)
-    assert Overhead.of(config, 10, 5, context=1000).cache == cache_bytes(config, 1000)
-    assert Overhead.of(config, 10, 5, context=3).cache == cache_bytes(config, 15)
+    assert Overhead.of(config, TextRoom(10, 5, 1000)).cache == cache_bytes(config, 1000)
+    assert Overhead.of(config, TextRoom(10, 5, 3)).cache == cache_bytes(config, 15)

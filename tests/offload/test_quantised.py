@@ -14,16 +14,16 @@ from toolkit.formats.scaled import Scaled
 from toolkit.models import decoder_blocks
 from toolkit.offload import model as offloaded
 from toolkit.offload.linear import MOST_VECTORS
+from toolkit.offload.methods import METHODS
 from toolkit.offload.model import OffloadedModel
-from toolkit.policies.methods import METHODS
-from toolkit.policies.placement import LayerMap
+from toolkit.offload.placement import LayerMap
 from toolkit.quantization import absmax_int8
 from toolkit.quantization.smoothquant import round_to_int8, smooth
 from toolkit.quantization.spqr import SpQR
 from toolkit.sparsity import Calibration, calibration, changed, load_changed
 from toolkit.storage import buffers
 from toolkit.storage.direct import BLOCK_BYTES
-from toolkit.storage.packing import ChangedLinears, Linears, pack_model
+from toolkit.storage.packing import ChangedLinears, Linears, Made, pack_model
 from toolkit.storage.store import Store
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -55,7 +55,7 @@ def spqr(family, dtype, folder):
         patch.setattr(calibration, "load_tokens", lambda *_: torch.arange(64) % 61)
         model = load_changed(family, SpQR(0.05, reorder=True), Calibration(sequence_length=16), dtype)
     pack = lambda matrix, dtype: next(forms).from_quantised(matrix, dtype)  # noqa: E731
-    pack_model(model.model, folder, ChangedLinears(model, "spqr", pack), family, model.tokenizer)
+    pack_model(model.model, folder, ChangedLinears("spqr", pack), family, model.tokenizer, treatment=Made(model))
     assert {run.format for run in Store.open(folder).index.ops} == QUANTISED.keys()
     return model.model
 

@@ -1,6 +1,8 @@
 """The step for single tokens gives what transformers gives, and only steps in where it can."""
 
-import numpy as np
+import gc
+import weakref
+
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -10,8 +12,8 @@ from tests.offload.conftest import FAMILIES, GATED, GEMMA3, LAYERS, pruned
 from toolkit.offload import single_token
 from toolkit.offload.growing_cache import GrowingLayer, GrowingWindow
 from toolkit.offload.model import OffloadedModel
+from toolkit.offload.placement import LayerMap
 from toolkit.offload.single_token import SingleToken
-from toolkit.policies.placement import LayerMap
 from toolkit.storage.packing import Linears, pack_model
 
 PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
@@ -65,7 +67,26 @@ def test_products_are_bound_once_for_each_slot_that_a_layer_passes_through(serve
     monkeypatch.setattr(single_token, "Program", lambda stages: made.append(1) or program(stages))
     with OffloadedModel.open(served[1], "endor_packed", placement=LayerMap(0, 1, 3)) as ours:
         stepwise(ours.model, DynamicCache(config=served[0].config))
-    assert len(made) == 2 * (1 + 2 * 3)  # two groups a layer
+    assert len(made) == 1 + 2 * 3  # the layer that stays is one stretch
+
+
+def test_a_step_holds_no_cache_of_an_earlier_text(served):
+    with OffloadedModel.open(served[1], "endor_packed") as ours:
+        cache = DynamicCache(config=served[0].config)
+        stepwise(ours.model, cache)
+        rooms = [weakref.ref(layer.room) for layer in cache.layers]
+        del cache
+        gc.collect()
+        assert not any(room() is not None for room in rooms)
+
+
+def test_all_that_stays_is_one_call(served, monkeypatch):
+    """Layers that pass have a call each, and the last of them has the norm and the head."""
+    with OffloadedModel.open(served[1], "endor_packed") as ours:
+        step = SingleToken.of(ours.model)
+        assert len(step.stretches) == 1
+    with OffloadedModel.open(served[1], "endor_packed", placement=LayerMap(0, 1, 3)) as ours:
+        assert len(SingleToken.of(ours.model).stretches) == 1 + 3
 
 
 @pytest.mark.parametrize("where", [LayerMap(0, LAYERS, 0), LayerMap(0, 1, LAYERS - 1)])
@@ -114,10 +135,13 @@ def test_room_grows(monkeypatch):
     for _ in range(20):
         key, value = torch.randn(2, 3), torch.randn(2, 3)
         expected = torch.cat([expected, key[None, :, None]], dim=2)
-        start, end = layer.append(torch.stack([key, value]))
+        (*addresses, room), (start, end) = layer.reserve()
+        layer.room[:, 0, :, end - 1] = torch.stack([key, value])
         assert torch.equal(layer.keys, expected)
         assert torch.equal(layer.values[0, :, -1], value)
-        assert np.array_equal(layer.stored[0][:, start:end], expected[0].view(torch.uint32).numpy())
+        assert torch.equal(layer.room[0][0, :, start:end], expected[0])
+        assert addresses == [half.data_ptr() for half in layer.room]
+        assert room == layer.room.shape[3]
 
 
 @pytest.mark.parametrize("prompt", [1, 3, 4, 9])
@@ -134,9 +158,10 @@ def test_a_window_moves_as_that_of_transformers(monkeypatch, prompt):
         if pair.shape[3] > 1:
             ours.update(*pair)
             continue
-        start, end = ours.append(pair[:, 0, :, 0])
-        for bits, attended in zip(ours.stored, expected, strict=True):
-            assert np.array_equal(bits[:, start:end], attended[0].view(torch.uint32).numpy())
+        _, (start, end) = ours.reserve()
+        ours.room[:, 0, :, end - 1] = pair[:, 0, :, 0]
+        for half, attended in zip(ours.room, expected, strict=True):
+            assert torch.equal(half[:, :, start:end], attended)
         assert torch.equal(ours.keys, theirs.keys)
         assert torch.equal(ours.values, theirs.values)
         assert ours.get_seq_length() == theirs.get_seq_length()

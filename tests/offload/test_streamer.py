@@ -10,7 +10,7 @@ from toolkit.formats import decode
 from toolkit.offload.budget import Budget
 from toolkit.offload.plan import Plan
 from toolkit.offload.streamer import Streamer
-from toolkit.policies.ways import POLICIES, Way
+from toolkit.offload.ways import POLICIES, Way
 from toolkit.storage.readers import Threads, open_reader
 from toolkit.storage.runs import Layer
 from toolkit.storage.store import Store

@@ -12,7 +12,7 @@ import torch
 from tests.offload.conftest import LAYERS
 from toolkit.errors import UserError
 from toolkit.offload.model import OffloadedModel
-from toolkit.policies.placement import LayerMap
+from toolkit.offload.placement import LayerMap
 
 PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}

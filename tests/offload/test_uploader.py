@@ -9,10 +9,10 @@ from tests.offload.conftest import LAYERS
 from tests.offload.pretend import DirectThreads, PretendGpu, whole
 from toolkit.errors import UserError
 from toolkit.offload import model as module
+from toolkit.offload.methods import METHODS
 from toolkit.offload.model import OffloadedModel
-from toolkit.policies.methods import METHODS
-from toolkit.policies.placement import LayerMap
-from toolkit.policies.ways import POLICIES
+from toolkit.offload.placement import LayerMap
+from toolkit.offload.ways import POLICIES
 from toolkit.storage import buffers
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.readers import READERS

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from toolkit.__main__ import main
-from toolkit.commands.plan_table import WIDTH
-from toolkit.costs.hardware import profile
-from toolkit.costs.machine import Links, Memory, Profile
 from toolkit.errors import UserError
+from toolkit.machines.hardware import profile
+from toolkit.machines.machine import Links, Memory, Profile
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.planner import sizes
 from toolkit.planner.by_bytes import bounds, limit_elsewhere, resized
+from toolkit.planner.plan_table import WIDTH
 from toolkit.planner.target import open_target
 from toolkit.planner.ways import ways
 

@@ -6,11 +6,11 @@ import pandas as pd
 import pytest
 import torch
 
-from toolkit.costs.machine import Memory, Profile
 from toolkit.errors import UserError
 from toolkit.kernels.blocks import LAYOUTS
-from toolkit.measure.rates import Line
+from toolkit.machines.machine import Memory, Profile
 from toolkit.models.architectures import ARCHITECTURES
+from toolkit.papers.endor.rates import Line
 from toolkit.planner import hits, rates
 from toolkit.planner import speed as speed_of_ways
 from toolkit.planner.plan import plan

@@ -7,21 +7,23 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+import toolkit as tk
 from toolkit import paths
 from toolkit.__main__ import main
-from toolkit.commands.plan_table import WIDTH, plan_table
-from toolkit.costs.machine import Links, Memory, Profile
 from toolkit.errors import UserError
 from toolkit.kernels.blocks import LAYOUTS
-from toolkit.measure.rates import Line
+from toolkit.machines.machine import Links, Memory, Profile
 from toolkit.models import MODELS
 from toolkit.models.architectures import ARCHITECTURES, ModelShape
+from toolkit.papers.endor.rates import Line
 from toolkit.planner import rates as rates_of_machine
 from toolkit.planner import sizes, speed
 from toolkit.planner import target as target_of_plan
 from toolkit.planner.choices import choose
 from toolkit.planner.footprint import FileBytes, Footprint
-from toolkit.planner.plan import measured_ranges, plan
+from toolkit.planner.plan import plan
+from toolkit.planner.plan_table import WIDTH, plan_table
+from toolkit.planner.ranges import make_ranges
 from toolkit.planner.rates import BY_TORCH, TIMED, Cost, Rates
 from toolkit.planner.speed import Machine
 from toolkit.planner.target import Target, open_target
@@ -202,14 +204,16 @@ def test_ways_that_do_not_fit_are_left_out_with_what_they_take(machine):
         plan(LLAMA, 5_000_000)
 
 
-def test_ranges_come_from_the_last_run_of_the_notebook(machine, tmp_path, monkeypatch):
+def test_ranges_come_from_kept_races(machine, tmp_path, monkeypatch):
     """Four of five of the ratios 0.8, 0.9, 1.1 and 1.2 lie between 0.83 and 1.17; three measurements make no range."""
-    monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(tmp_path))
-    (tmp_path / "beyond" / "planner").mkdir(parents=True)
+    (tmp_path / "here" / "beyond" / "planner").mkdir(parents=True)
     rows = {"tokens_per_s": [8, 9, 11, 12, 1, 1, 1, 1], "kind": ["layers"] * 5 + ["neurons"] * 3}
     table = pd.DataFrame(rows).assign(part="race", predicted_per_s=10.0, disturbed=[0, 0, 0, 0, 1, 0, 0, 0])
-    table.to_csv(tmp_path / "beyond" / "planner" / "table.csv", index=False)
-    assert measured_ranges() == {"layers": (pytest.approx(0.83), pytest.approx(1.17))}
+    table.to_csv(tmp_path / "here" / "beyond" / "planner" / "table.csv", index=False)
+    (row,) = make_ranges(tmp_path).itertuples(index=False)
+    assert tuple(row) == ("layers", pytest.approx(0.83), pytest.approx(1.17), 4, "here")
+    assert make_ranges(tmp_path / "none").empty
+    monkeypatch.setattr("toolkit.planner.plan.load_ranges", lambda: {"layers": (0.83, 1.17)})
     row = plan(LLAMA, 6 * GB).choices[0].row
     assert row["low"] == pytest.approx(0.83 * row["tokens_s"])
 
@@ -240,6 +244,32 @@ def test_the_command_prints_a_table_or_json(machine, capsys):
     assert first["way"] == "int8, head too"
     row = next(row for row in found["ways"] if row["way"] == first["way"])
     assert row["low"] < row["tokens_s"] < row["high"]  # nothing was measured here: as on kept machines
+
+
+def test_a_plan_shows_in_a_notebook_what_the_command_prints(machine, capsys):
+    target = open_target("llama2-7b")
+    found = plan(target, 6 * GB)
+    assert main(["plan", "llama2-7b", "--dram", "6GB"]) == 0
+    assert repr(found) == capsys.readouterr().out.rstrip("\n")
+    shown = found._repr_html_()
+    assert all(f"<td>{way}</td>" in shown for way in found.table["way"][:8] if way not in named(found))
+    assert all(f"<td>* {way}</td>" in shown for way in named(found))
+    assert "<pre>sparse-offload pack MODEL" in replace(found, target=replace(target, name="<b>"))._repr_html_()
+    assert "<b>" not in replace(found, target=replace(target, name="<b>"))._repr_html_()
+
+
+def test_the_front_door_takes_one_limit(machine, monkeypatch):
+    monkeypatch.setattr("toolkit.planner.memory.present_bytes", lambda file, *way: 300_000_000)
+    found = tk.plan("llama2-70b", memory="24GB")
+    assert repr(found) == repr(plan(open_target("llama2-70b"), memory_bytes=24 * GB))
+    with pytest.raises(UserError, match="give one of them"):
+        tk.plan("llama2-70b", memory="24GB", dram="6GB")
+    with pytest.raises(UserError, match="llama2-70b: 100 MB for the process are too few"):
+        tk.plan("llama2-70b", memory="100MB")
+
+
+def named(found) -> list[str]:
+    return [choice.way for choice in found.choices]
 
 
 def test_the_machine_is_measured_once_for_models_of_all_kinds(machine, monkeypatch, capsys):

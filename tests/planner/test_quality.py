@@ -10,7 +10,8 @@ from toolkit.evidence.reference import reference_dir
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.planner import prices as planner_prices
 from toolkit.planner import treatments
-from toolkit.planner.prices import DIGITS, load_prices, price_of, prices_file, write_prices
+from toolkit.planner.prices import DIGITS, load_prices, price_of, prices_file, write
+from toolkit.planner.ranges import ranges_file
 from toolkit.planner.target import Target, open_target
 from toolkit.planner.treatments import ALTERATIONS, EXACT
 from toolkit.planner.ways import ZEROS, ways
@@ -22,8 +23,8 @@ ONE, TWO = "qwen2.5-coder-1.5b", "gemma3-270m"
 
 
 def test_the_file_is_what_the_kept_results_say(tmp_path):
-    written = write_prices(tmp_path / "prices.csv").read_text()
-    assert written == prices_file().read_text(), "run `python -m toolkit.planner.prices`"
+    for written, shipped in zip(write(tmp_path), (prices_file(), ranges_file()), strict=True):
+        assert written.read_text() == shipped.read_text(), "run `python -m toolkit.planner.prices`"
 
 
 def test_a_price_stands_in_its_kept_table():
@@ -117,7 +118,7 @@ def test_a_gguf_file_is_known_without_reading_it(tmp_path, monkeypatch):
     file = tmp_path / "mine.gguf"
     file.write_bytes(b"GGUF")
     monkeypatch.setattr(treatments, "file_sha256", lambda file: pytest.fail("read"))
-    before = treatments._identity(str(file))
-    assert before == treatments._identity(str(file))
+    before = treatments.identity(str(file))
+    assert before == treatments.identity(str(file))
     file.write_bytes(b"GGUF, another")
-    assert treatments._identity(str(file)) != before
+    assert treatments.identity(str(file)) != before

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from toolkit.predictors import Context, CopyLast, Predictor, Samples, predicted, quality
+from toolkit.predictors import Context, CopyLast, Predictor, Samples, predicted, prediction_quality
 from toolkit.sparsity.thresholds import watched
 
 NEURONS = [np.array(neurons, dtype=np.int64) for neurons in ([1, 4], [0, 2], [3], [])]
@@ -30,7 +30,7 @@ def test_quality_steps_each_sequence_from_its_first_token():
     """Two sequences of two tokens. The first token of each is its prompt; the others copy the one before."""
     outputs = torch.tensor([[1.0, 0, 0], [1, 2, 0], [0, 0, 3], [0, 3, 3]])
     samples = Samples((torch.zeros(4, 2),), (outputs,), (torch.ones(3),), length=2)
-    (row,) = quality([CopyLast(3, 2)], samples).itertuples()
+    (row,) = prediction_quality([CopyLast(3, 2)], samples).itertuples()
     assert row.predicted == pytest.approx((3 + 1 + 3 + 1) / 12)  # all, neuron 0, all, neuron 2
     assert row.recall == pytest.approx((1 + 1 + 1 + 1) / 6)
     assert row.precision == 4 / 8

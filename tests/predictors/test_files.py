@@ -8,7 +8,7 @@ import torch
 
 from toolkit import tensor_files
 from toolkit.errors import UserError
-from toolkit.predictors import STORED, LowRank, Samples, load_predictors, quality, save_predictors
+from toolkit.predictors import STORED, LowRank, Samples, load_predictors, prediction_quality, save_predictors
 from toolkit.predictors.files import FILE
 from toolkit.predictors.low_rank import balanced_loss, reduced_rank
 
@@ -75,10 +75,10 @@ def learnable():
 
 
 def test_a_rule_of_low_rank_is_learnt(learnable):
-    table = quality(LowRank.train(learnable, 3, epochs=30, dtype=torch.float32), learnable)
+    table = prediction_quality(LowRank.train(learnable, 3, epochs=30, dtype=torch.float32), learnable)
     assert (table["recall"] > 0.95).all()
     assert (table["false_positives"] < 0.2).all()
-    poor = quality(LowRank.train(learnable, 1, epochs=30, dtype=torch.float32), learnable)
+    poor = prediction_quality(LowRank.train(learnable, 1, epochs=30, dtype=torch.float32), learnable)
     assert (poor["recall"] - poor["false_positives"] < table["recall"] - table["false_positives"]).all()
 
 

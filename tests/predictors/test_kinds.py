@@ -9,7 +9,17 @@ from torch.nn import functional
 
 from toolkit.errors import UserError
 from toolkit.models.ffn import decoder_ffns
-from toolkit.predictors import PREDICTORS, Context, FewBits, Gate, LowRank, Scored, predicted, quality, with_limits
+from toolkit.predictors import (
+    PREDICTORS,
+    Context,
+    FewBits,
+    Gate,
+    LowRank,
+    Scored,
+    predicted,
+    prediction_quality,
+    with_limits,
+)
 from toolkit.quality import perplexity
 from toolkit.sparsity import thresholded
 
@@ -113,7 +123,7 @@ def test_neurons_of_the_prompt_are_not_left_to_predictors(setting, predictors_of
 @pytest.mark.parametrize("zeros", [0.5, 0.9])
 def test_quality_counts_what_is_there(setting, predictors_of, family, kind, zeros):
     model, limits, samples = setting(family, zeros)
-    table = quality(predictors_of(kind, model, limits, samples), samples)
+    table = prediction_quality(predictors_of(kind, model, limits, samples), samples)
     for row, predictor in zip(table.itertuples(), predictors_of(kind, model, limits, samples), strict=True):
         found = predictor.mask(samples.inputs[row.layer]).numpy()
         active = samples.outputs[row.layer].float().numpy() != 0

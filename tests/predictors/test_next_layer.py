@@ -8,7 +8,7 @@ from torch.nn import functional
 from tests.models.test_experts import mixtures as mixture
 from tests.notebook_code import functions_of
 from toolkit.errors import UserError
-from toolkit.predictors import Context, CopyLast, Samples, quality
+from toolkit.predictors import Context, CopyLast, Samples, prediction_quality
 from toolkit.predictors.next_layer import (
     NextLayer,
     OwnGate,
@@ -41,16 +41,16 @@ def test_samples_are_the_routing(model, samples):
 
 
 def test_the_own_gate_is_always_right(model, samples):
-    found = quality(OwnGate.of_model(model), samples, prompt=1)
+    found = prediction_quality(OwnGate.of_model(model), samples, prompt=1)
     assert (found[["accuracy", "recall", "precision", "kept"]] == 1).all(axis=None)
     assert (found["predicted"] == 0.5).all()
 
 
 def test_the_next_layer_as_by_hand(model, samples):
-    found = quality(NextLayer.of_model(model), samples, prompt=1)
+    found = prediction_quality(NextLayer.of_model(model), samples, prompt=1)
     assert (found["recall"][0], found["predicted"][0], found["nbytes"].sum()) == (0, 0, 0)
     before = Samples(samples.inputs[:-1], samples.outputs[1:], samples.norms[1:], samples.length)
-    ahead = quality(OwnGate.of_model(model)[1:], before, prompt=1)
+    ahead = prediction_quality(OwnGate.of_model(model)[1:], before, prompt=1)
     columns = ["predicted", "accuracy", "recall", "precision", "kept"]
     assert ahead.loc[0, columns].tolist() == found.loc[1, columns].tolist()
     second = mixtures(model)[1]

@@ -9,15 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.errors import UserError
-from toolkit.kernels import states
-from toolkit.predictors import Context, LayerCorrelation, Samples, StateAndParents, TokenState, quality
+from toolkit.predictors import (
+    Context,
+    LayerCorrelation,
+    Samples,
+    StateAndParents,
+    TokenState,
+    prediction_quality,
+    state_table,
+)
 from toolkit.predictors import states as predictors
-from toolkit.predictors.states import Parents, load_parents, parents_of, save_parents, stages, table_nbytes
+from toolkit.predictors.states import Parents, load_parents, parents_of, save_parents, starting_states, table_nbytes
 from toolkit.sparsity.synthetic import BetaLaw, draw, ranks
 
 
 def with_states(predictor, values):
-    predictor._table = states.packed(np.array(values, np.uint8))
+    predictor._table = state_table.packed(np.array(values, np.uint8))
     return predictor
 
 
@@ -49,8 +56,8 @@ def test_parents_add_six_each():
 
 def test_a_prompt_starts_the_states_in_sixteen_stages():
     usage = np.array([0, 0.0199, 0.02, 0.08, 0.09, 0.5, 0.89, 0.90, 0.901, 1])
-    assert stages(usage).tolist() == [0, 0, 1, 1, 2, 8, 14, 14, 15, 15]
-    assert sorted(set(stages(np.linspace(0, 1, 1000)).tolist())) == list(range(16))
+    assert starting_states(usage).tolist() == [0, 0, 1, 1, 2, 8, 14, 14, 15, 15]
+    assert sorted(set(starting_states(np.linspace(0, 1, 1000)).tolist())) == list(range(16))
     table = TokenState(3, 2)
     table.start([np.array([0, 1]), np.array([0])])
     assert table.states.tolist() == [15, 8, 0]
@@ -74,19 +81,19 @@ def test_bytes_of_llama_7b():
 def test_kernels_are_plain_loops(neurons, gain, loss, threshold, weight, random):
     values = [random.randint(0, 15) for _ in range(neurons)]
     active = np.array([random.random() < 0.4 for _ in range(neurons)])
-    table = states.packed(np.array(values, np.uint8))
-    assert states.unpacked(table, neurons).tolist() == values
+    table = state_table.packed(np.array(values, np.uint8))
+    assert state_table.unpacked(table, neurons).tolist() == values
     before = np.array([random.random() < 0.5 for _ in range(9)])
     parents = np.array([[random.randrange(9) for _ in range(neurons)] for _ in range(2)], np.uint16)
     found = np.empty((2, neurons), bool)
-    states.predict(table, threshold, found[0])
-    states.predict(table, threshold, found[1], parents, before, weight)
+    state_table.predict(table, threshold, found[0])
+    state_table.predict(table, threshold, found[1], parents, before, weight)
     assert found[0].tolist() == [value >= threshold for value in values]
     sums = [value + weight * sum(before[parents[:, i]].tolist()) for i, value in enumerate(values)]
     assert found[1].tolist() == [total >= threshold for total in sums]
-    states.observe(table, active, gain, loss)
+    state_table.observe(table, active, gain, loss)
     moved = [min(15, v + gain) if on else max(0, v - loss) for v, on in zip(values, active, strict=True)]
-    assert states.unpacked(table, neurons).tolist() == moved
+    assert state_table.unpacked(table, neurons).tolist() == moved
 
 
 def test_parents_are_the_most_correlated_neurons():
@@ -115,8 +122,8 @@ def test_parents_of_a_drawn_trace_are_those_it_was_drawn_with():
         varied = ((usage := trace.active(layer)[0].float().mean(0)) > 0.05) & (usage < 0.95)
         assert (parents[layer].neurons[0] == right)[varied].all()
     samples = Samples.of(trace)
-    tables = [quality([kind(60, 0) for _ in range(3)], samples, prompt=100) for kind in (TokenState,)]
-    tables.append(quality([StateAndParents(60, 0, parents=one) for one in parents], samples, prompt=100))
+    tables = [prediction_quality([kind(60, 0) for _ in range(3)], samples, prompt=100) for kind in (TokenState,)]
+    tables.append(prediction_quality([StateAndParents(60, 0, parents=one) for one in parents], samples, prompt=100))
     state, both = (table.set_index("layer")["recall"] for table in tables)
     assert both[0] == state[0]
     assert (both[1:] > state[1:] + 0.02).all()

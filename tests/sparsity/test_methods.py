@@ -6,7 +6,7 @@ import torch
 from tests import naive_pruning
 from toolkit.errors import UserError
 from toolkit.pattern import Pattern
-from toolkit.sparsity import METHODS
+from toolkit.sparsity import METHODS, hessian
 from toolkit.sparsity.hessian import factorised
 from toolkit.sparsity.sparsegpt import SparseGPT
 
@@ -106,7 +106,9 @@ def test_sparsegpt_clears_columns_that_no_input_reached(text, damping):
     torch.testing.assert_close(pruned, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_factor_is_the_published_one():
+@pytest.mark.parametrize("tile", [512, 7])
+def test_factor_is_the_published_one(monkeypatch, tile):
+    monkeypatch.setattr(hessian, "TILE", tile)
     _, inputs = layer(1, 24, tokens=96)
     gram = (inputs.T @ inputs).double()
     damped = gram + 0.01 * gram.diagonal().mean() * torch.eye(24)
@@ -115,6 +117,8 @@ def test_factor_is_the_published_one():
     torch.testing.assert_close(found.diagonal, published.diagonal())
     torch.testing.assert_close(torch.linalg.inv(found.upper), published)
     torch.testing.assert_close(found.inverse(slice(8, 16)), published[8:16, 8:16])
+    ordered = factorised(gram, 0.01, reorder=True)
+    torch.testing.assert_close(ordered.upper @ ordered.upper.T, damped[ordered.order][:, ordered.order])
 
 
 def test_pattern_reads_and_writes():

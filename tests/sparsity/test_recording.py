@@ -53,4 +53,6 @@ def test_balance_by_hand():
     )
     wanted = {"layer": [0], "experts": 5, "per_token": 1.0, "imbalance": 3.75, "top_share": 0.75, "never": 0.6}
     wanted |= {"entropy": 2 - 0.75 * np.log2(3)}
-    pd.testing.assert_frame_equal(found, pd.DataFrame(wanted))
+    pd.testing.assert_frame_equal(found[list(wanted)], pd.DataFrame(wanted))
+    assert found["over_least"].isna().all()  # the least used one is never used
+    assert 2 < found["by_chance"].item() < 3.75

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, OPTConfi
 from tests.models.test_experts import mixtures
 from toolkit.errors import UserError
 from toolkit.formats import decode, encode
+from toolkit.formats.scaled import Scaled
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.offload.logit_check import check_logits
 from toolkit.quantization.spqr import SpQR
@@ -89,6 +90,41 @@ def test_variants_of_ones_own_and_a_tokenizer(tmp_path, model):
     assert {(run.variant, run.format, run.dtype) for run in store.index.ops} == {("half", "dense", torch.bfloat16)}
     assert "model/tokenizer.json" in store.index.files
     assert json.loads((store.model_folder / "config.json").read_text())["model_type"] == model.config.model_type
+
+
+def upside_down(weight):
+    return encode("dense", weight.flip(0))
+
+
+class NextExpert(WholeExperts):
+    """Stores each expert in the place of the one before it."""
+
+    def _rows(self, layer, experts, expert, bits):
+        return super()._rows(layer, experts, (expert + 1) % experts.count, bits)
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "settings"),
+    [
+        ("llama", Linears({"dense": upside_down}), {}),
+        ("llama", Linears({"dense": lambda weight: encode("dense", weight + 2e-7 * (weight == weight.max()))}), {}),
+        ("llama", Linears({"int8": lambda weight: Scaled.encode("endor", weight.flip(0))}), {}),
+        ("llama", Linears(("dense",)), {"head": upside_down}),
+        ("mixture", NextExpert(), {}),
+        ("mixture", NextExpert(4), {}),
+    ],
+)
+def test_another_matrix_is_noticed_when_it_is_written(tmp_path, family, layout, settings):
+    torch.manual_seed(0)
+    if family == "mixture":
+        model, right = mixtures("Mixtral", hidden_size=64), WholeExperts(layout.bits)
+    else:
+        model = AutoModelForCausalLM.from_config(CONFIGS["llama, untied"], dtype=torch.float32)
+        right = Linears(("dense", "endor"))
+    pack_model(model.eval().requires_grad_(False), tmp_path / "right", right, check=True)
+    with pytest.raises(UserError, match=r"^layer \d .*: the file decodes to other weights than those"):
+        pack_model(model, tmp_path / "wrong", layout, check=True, **settings)
+    assert not (tmp_path / "wrong").exists()
 
 
 def test_what_is_tied_is_stored_once_and_the_model_fits_even_without_its_memory(tmp_path, model, config):

@@ -8,9 +8,10 @@ from toolkit.formats.parted import Parted
 from toolkit.formats.twins import random_blocks
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.direct import ChangedError, StoredFile
+from toolkit.storage.file_ops import FileOp
 from toolkit.storage.readers import READERS
 from toolkit.storage.readers.base import HostReader
-from toolkit.storage.tensor_ranges import GAP_BYTES, FileLayer, FileOp, TensorRange
+from toolkit.storage.tensor_ranges import GAP_BYTES, FileLayer, TensorRange
 
 BLOCK = 4096
 KIND, ROW = "Q8_0", 34  # a row of 32 columns

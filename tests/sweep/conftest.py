@@ -97,14 +97,18 @@ def checkout(tmp_path: Path, monkeypatch) -> Checkout:
 
 
 def make_checkout(place: Path, results: Path | None = None) -> Checkout:
-    """For what processes do: with a copy of the toolkit, whose fork server imports no large library."""
-    shutil.copytree(paths.root() / "toolkit", place / "toolkit", ignore=shutil.ignore_patterns("__pycache__"))
-    papers, server = place / "toolkit" / "evidence" / "literature.py", place / "toolkit" / "sweep" / "fork_server.py"
-    papers.write_text(papers.read_text() + '\nPAPERS["toy"] = Paper("Toy")\n')
+    """For what processes do: with a copy of the toolkit, whose fork server imports no large library, and serves two."""
+    shutil.copytree(paths.root() / "toolkit", place / "toolkit")
     heavy = r' +"(torch|numba|transformers\.[\w.]+|safetensors\.torch)",\n'
-    changed, count = re.subn(heavy, "", server.read_text())
-    assert count == 5
-    server.write_text(changed)
+    for name, old, new, times in (
+        ("evidence/literature.py", r"\Z", '\nPAPERS["toy"] = Paper("Toy")\n', 1),
+        ("sweep/fork_server.py", heavy, "", 5),
+        ("sweep/driver.py", "^FORKED = 4", "FORKED = 2", 1),
+    ):
+        file = place / "toolkit" / name
+        changed, count = re.subn(old, new, file.read_text(), flags=re.MULTILINE)
+        assert count == times
+        file.write_text(changed)
     return _with_notebooks(Checkout(place, results))
 
 

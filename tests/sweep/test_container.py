@@ -39,7 +39,9 @@ def test_it_installs_the_dependencies_of_the_project_within_the_lock():
     listing = install.split(" > ")[0].replace("python", sys.executable, 1)
     listed = subprocess.run(["sh", "-c", listing], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert listed.splitlines() == [*project["dependencies"], *project["optional-dependencies"]["cluster"]]
+    own, *cluster = project["optional-dependencies"]["cluster"]
+    assert own == f"{project['name']}[lab]"
+    assert listed.splitlines() == [*project["dependencies"], *project["optional-dependencies"]["lab"], *cluster]
 
 
 def test_the_image_leaves_out_only_what_git_ignores():

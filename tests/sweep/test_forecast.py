@@ -10,7 +10,7 @@ import pytest
 from toolkit import paths
 from toolkit.sweep import driver, state
 from toolkit.sweep.forecast import START_S, STEADY_S, Forecast, forecast
-from toolkit.sweep.plan import Job
+from toolkit.sweep.jobs import Job
 from toolkit.sweep.state import State
 
 

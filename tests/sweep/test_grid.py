@@ -9,7 +9,7 @@ from toolkit.errors import UserError
 from toolkit.sweep import state
 from toolkit.sweep.grid import ParameterGrid, read_grid
 from toolkit.sweep.grid_report import figure, grid_tables, numbers_table, told_steady
-from toolkit.sweep.plan import Job
+from toolkit.sweep.jobs import Job
 from toolkit.sweep.state import State
 
 TWO = ParameterGrid({"sparsity": [0.5, 0.25], "method": ["wanda", "magnitude"]})

@@ -14,7 +14,7 @@ from toolkit.errors import UserError
 from toolkit.evidence.copies import copy_notebooks
 from toolkit.files import make_folder, write_json
 from toolkit.sweep import lab
-from toolkit.sweep.plan import STAMP
+from toolkit.sweep.jobs import STAMP
 
 GITIGNORE = paths.root() / ".gitignore"
 PYTHON = {"name": "python3", "display_name": "Python 3", "language": "python"}

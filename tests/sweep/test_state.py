@@ -7,7 +7,7 @@ import pytest
 
 from toolkit.files import scratch_folder
 from toolkit.sweep import execute, state
-from toolkit.sweep.plan import Job
+from toolkit.sweep.jobs import Job
 from toolkit.sweep.state import State
 
 KEY = "key of the job"

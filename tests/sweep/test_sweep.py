@@ -78,8 +78,8 @@ def _step(toy, *arguments: str) -> Step:
 
 @pytest.fixture(scope="module")
 def first(toy) -> Step:
-    """All notebooks, by a profile of Snakemake."""
-    return _step(toy, "--profile", str(toy.root.parent / "profile"))
+    """All notebooks, one after the other."""
+    return _step(toy, "--jobs", "1")
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +108,10 @@ def harmed(toy, killed) -> Step:
 
 @pytest.fixture(scope="module")
 def mended(toy, harmed) -> Step:
-    """The three are as they should be, and a preset changes a parameter of a fourth one."""
+    """The three are as they should be, a preset changes a parameter of a fourth one, and Snakemake has a profile."""
     for name in ("c", "d", "e"):
         toy.notebook(name, "alpha")
-    return _step(toy, "--preset", "quick")
+    return _step(toy, "--preset", "quick", "--profile", str(toy.root.parent / "profile"))
 
 
 def test_a_sweep_tells_at_once_what_it_found_and_how_long_it_takes(toy, first):

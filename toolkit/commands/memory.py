@@ -1,47 +1,49 @@
-"""The memory that a process with a packed model may take: its budget of DRAM within the limit of its container."""
+"""The memory that a process with a packed model may take: its budget of DRAM within the limit of its container.
+
+`python -m toolkit.commands.memory [FILE.gguf [without-torch]]` prints the bytes that `run` holds before it opens a
+model: its imports, and the tokenizer of a file. Plans need them.
+"""
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from toolkit import memory_limits
+from toolkit.errors import UserError
+
+WITHOUT_TORCH = "without-torch"
 
 
 @contextmanager
-def within_limit(
-    options: Namespace, tokenizer, what: str, budgets: Mapping[str, int | None], memory_bytes: int | None
-) -> Iterator[dict[str, int | None]]:
-    """The budgets with which a folder is opened inside the block; a line says what the process will take.
+def dram_within(coming, most: int, asked: int | None, memory_bytes: int | None, on_cpu: bool = True) -> Iterator[int]:
+    """The budget of DRAM that the process's limit leaves, or free memory if there is none.
 
-    `what` names the kernels that are used, `memory_bytes` is the limit for the process, if one is given. Raises
+    `coming` is an `Overhead`, `most` bounds what weights and buffers can take, `asked` is the user's own budget. Raises
     `BudgetError` where the process would take more than there is. Inside the block, a budget that is too small because
     the process's limit leaves no more becomes an error about that limit.
     """
-    from toolkit.offload.overhead import ProcessLimit, most_bytes
-    from toolkit.storage.gguf_store import open_store
+    from toolkit.offload.overhead import ProcessLimit
 
-    stores = [open_store(folder) for folder in (options.folder, options.draft) if folder]
-    coming = _overhead(options, tokenizer, stores[0], what)
-    if memory_bytes is not None:
+    if memory_bytes is None:
+        with _within_free(coming, most, asked, on_cpu) as dram_bytes:
+            yield dram_bytes
+    else:
         limit = ProcessLimit.now(memory_bytes, coming)
         with limit.explained():
-            yield {**budgets, "dram_bytes": limit.budget(budgets["dram_bytes"])}
-    else:
-        most = sum(map(most_bytes, stores))
-        with _within_free(options, coming, most, budgets["dram_bytes"]) as dram_bytes:
-            yield {**budgets, "dram_bytes": dram_bytes}
+            yield limit.budget(asked)
 
 
 @contextmanager
-def _within_free(options: Namespace, coming, most: int, asked: int | None) -> Iterator[int]:
+def _within_free(coming, most: int, asked: int | None, on_cpu: bool) -> Iterator[int]:
     """The budget of DRAM within what is free; a line says what the process will take."""
     from toolkit.offload.budget import BudgetError
     from toolkit.offload.overhead import budget_within
 
     memory_limits.trim()
     present, dram_bytes = memory_limits.anonymous_bytes(), budget_within(asked, most, coming)
-    weights = min(dram_bytes, most) if options.device == "cpu" else dram_bytes
+    weights = min(dram_bytes, most) if on_cpu else dram_bytes
     beside = present + coming.nbytes - coming.code
     print(
         f"the process will take up to {(beside + weights) / 1e6:.0f} MB of memory, without files: {beside / 1e6:.0f} "
@@ -61,16 +63,44 @@ def _within_free(options: Namespace, coming, most: int, asked: int | None) -> It
         ) from error
 
 
-def _overhead(options: Namespace, tokenizer, store, what: str):
-    from toolkit.commands.text import prompt_of
-    from toolkit.errors import UserError
-    from toolkit.kernels.engine import compiled
-    from toolkit.offload.overhead import Overhead
-
-    prompt, new = prompt_of(options, tokenizer, store.config())["input_ids"].shape[1], options.max_new_tokens
-    if options.context is not None and prompt + new > options.context:
+def check_context(options: Namespace, prompt: int) -> None:
+    """Raise `UserError` for a `--context` that is shorter than a prompt of so many tokens and its text."""
+    if options.context is not None and prompt + options.max_new_tokens > options.context:
         raise UserError(
-            f"--context {options.context}: the prompt has {prompt} tokens, and {new} are to follow: expected "
-            f"{prompt + new} or more"
+            f"--context {options.context}: the prompt has {prompt} tokens, and {options.max_new_tokens} are to follow: "
+            f"expected {prompt + options.max_new_tokens} or more"
         )
-    return Overhead.of_store(store, prompt, new, not compiled.ran_before(what), options.context or 0)
+
+
+def _print_present(file: str | None = None, way: str = "") -> None:
+    """Print the bytes that this process holds after the imports of `run`."""
+    memory_limits.return_large_blocks()
+    held = _without_torch(Path(file)) if file and way == WITHOUT_TORCH else _with_torch(file)
+    memory_limits.trim()
+    print(memory_limits.anonymous_bytes())
+    del held
+
+
+def _with_torch(file: str | None) -> object:
+    """Import as `opening` does for a folder."""
+    from toolkit import hub
+
+    with hub.lean():
+        from toolkit.interchange.reading import load_tokenizer
+        from toolkit.offload.model import OffloadedModel
+
+        return OffloadedModel, load_tokenizer(Path(file)) if file else None
+
+
+def _without_torch(file: Path) -> object:
+    """Import as `opening` does for a file."""
+    from toolkit import hub
+
+    with hub.standing_in({"scipy": None}):
+        from toolkit.offload.decoder.model_file import ModelFile
+
+        return ModelFile.of(file)
+
+
+if __name__ == "__main__":
+    _print_present(*sys.argv[1:])

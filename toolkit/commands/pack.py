@@ -7,21 +7,24 @@ import io
 import sys
 import textwrap
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from functools import partial
 from pathlib import Path
 
-from toolkit.commands.packers import FORMATS, HEADS, PACKERS, WRITTEN, Option, choose, option_owners, torch_dtype
-from toolkit.errors import Parser, UserError, whole
+from toolkit import memory_limits
+from toolkit.commands.packers import COMMON, FORMATS, HEADS, PACKERS, Option, choose, option_owners, torch_dtype
+from toolkit.errors import Parser, UserError
 from toolkit.files import new_folder
 
 EVALUATED = {"sequence_length": 512, "windows": 4}  # a few seconds for a model of 135 M parameters
+CHECK_BYTES, EVALUATION_BYTES = 300 << 20, 200 << 20  # for activations and buffers beside a packed folder
+LOGIT_BYTES = 4  # of a logit: its own two, and those of copies of some
 SOME = 100  # tokens, one of which makes a text that the tokenizer takes
-DTYPES = ("float32", "float16", "bfloat16")
+DESCRIPTION = "Prune or quantise a model and write it packed."
 DETAILS = """\
 `--method spqr` has a format of its own: 3 bits a weight, the only width that its kernels have, and a share of outliers
-in fp16, which lie as CSR or PTCSR, whichever multiplies a matrix faster on this machine. If it is interrupted, the same
-command goes on at the decoder block that it was at.
+in fp16, which lie as CSR or PTCSR, whichever multiplies a matrix faster on this machine.
 
 `--method neurons` has a format of its own, too. A neuron is needed where its output exceeds a threshold; --sparsity
 says which share of outputs does not. A model that has thresholds of its own keeps them. --sparsity 0 leaves a ReLU's
@@ -30,7 +33,58 @@ own zeros. --predictors says how a token's neurons are known before they are rea
 `--method experts` is for mixtures of experts, such as the toolkit's smollm2-135m-moe-upcycled. --bits
 quantises the routed experts alone, by HQQ. With --mixed 0.25 a quarter of each layer's experts, those that the
 calibration text uses least, take 2 bits and the others --bits 4.
+
+One decoder block is in memory at a time. If `pack` is interrupted or killed, the same command goes on behind the last
+block that was written.
 """
+
+
+def pack(
+    model: str,
+    out: Path,
+    method: str = "wanda",
+    *,
+    head: str | None = None,
+    sparsity: float | None = None,
+    pattern: str | None = None,
+    format: Sequence[str] | None = None,
+    int8: bool | None = None,
+    outliers: float | None = None,
+    predictors: str | None = None,
+    bits: int | None = None,
+    mixed: float | None = None,
+    dtype: str | None = None,
+    corpus: str = "wiki-slice",
+    windows: int = 16,
+    sequence_length: int = 1024,
+    memory: float | str | None = None,
+    evaluate: bool = True,
+) -> str:
+    """Prune or quantise a model and write it packed; return a line on what was written.
+
+    The parameters are the options of the command. None stands for the default of the method (`PACKERS`). Raises
+    `UserError` for options that do not go together, and as `toolkit.pack` does.
+    """
+    options = Namespace(**locals())
+    packer = choose(options)
+    packer.check(options)
+    _check_place(options.out)
+    if options.head != HEADS[0]:
+        _check_head(options.model)
+    print(f"{options.model}: {packer.help}", file=sys.stderr)
+    memory_limits.return_large_blocks()
+    begin = partial(_begin, options)
+    from toolkit.storage.unfinished import removed
+
+    with removed(options.out), _checked_folder(options.out) as place:
+        written, tokenizer = packer.pack(Namespace(**vars(options) | {"out": place, "begin": begin}))
+        summary = [*_sizes(place, written), *_compared(place, options.out, written, tokenizer)]
+    del written
+    print(f"{options.out}: written", file=sys.stderr)
+    summary += _second_reading(options.model)
+    if options.evaluate:
+        summary.append(_quality(options, tokenizer))
+    return f"{options.out}: " + "; ".join(summary)
 
 
 def add_parser(commands, **style) -> None:
@@ -39,9 +93,9 @@ def add_parser(commands, **style) -> None:
     formats = _listed("formats, of which several can lie side by side; `run` takes each of them:", FORMATS)
     epilog = f"{methods}\n{formats}\n{DETAILS}"
     parser = commands.add_parser(
-        "pack", help="prune or quantise a model and write it packed", description=pack.__doc__, epilog=epilog, **style
+        "pack", help="prune or quantise a model and write it packed", description=DESCRIPTION, epilog=epilog, **style
     )
-    parser.set_defaults(command=pack)
+    parser.set_defaults(command=_run)
     models = "such as smollm2-135m, a GGUF file, a folder in Hugging Face's layout, or an id on the hub"
     parser.add_argument("model", help=models)
     parser.add_argument("--method", default="wanda", choices=PACKERS, metavar="NAME", help="see below (default: wanda)")
@@ -50,33 +104,45 @@ def add_parser(commands, **style) -> None:
         option = next(iter(owners.values()))
         group.add_argument(f"--{name}", default=None, help=f"{option.help} ({_defaults(owners)})", **option.settings)
     parser.add_argument("--out", type=Path, required=True, help="a folder that does not exist yet")
-    parser.add_argument("--dtype", choices=DTYPES, help=f"default: {WRITTEN}")
     corpora = "calibration text: wiki-slice (default), python-sources, wikitext-2 or c4"
     parser.add_argument("--corpus", default="wiki-slice", help=corpora)
-    parser.add_argument("--windows", type=whole, default=16, help="calibration windows (default: 16; the papers: 128)")
-    parser.add_argument("--sequence-length", type=whole, default=1024, help="tokens of a window (default: 1024)")
+    for option in COMMON:
+        parser.add_argument(f"--{option.name}", default=option.default, help=option.help, **option.settings)
+    parser.add_argument("--memory", metavar="SIZE", help="refuse to begin if packing takes more, such as 2GB")
     parser.add_argument(
         "--no-evaluate", dest="evaluate", action="store_false", help="do not measure perplexity before and after"
     )
 
 
-def pack(options: Namespace) -> None:
-    """Prune or quantise a model and write it packed."""
-    packer = choose(options)
-    packer.check(options)
-    _check_place(options.out)
-    if options.head != HEADS[0]:
-        _check_head(options.model)
-    print(f"{options.model}: {packer.help}", file=sys.stderr)
-    with _checked_folder(options.out) as place:
-        model, tokenizer = packer.pack(Namespace(**vars(options) | {"out": place}))
-        summary = [*_sizes(place, model), *_compared(place, options.out, model, tokenizer)]
-    del model
-    print(f"{options.out}: written", file=sys.stderr)
-    summary += _second_reading(options.model)
-    if options.evaluate:
-        summary.append(_quality(options, tokenizer))
-    print(f"{options.out}: " + "; ".join(summary))
+def _run(options: Namespace) -> None:
+    print(pack(**{name: value for name, value in vars(options).items() if name != "command"}))
+
+
+GRAMS = ("spqr", "sparsegpt")  # methods whose statistic has all pairs of a linear's inputs
+
+
+def _begin(options: Namespace, model, layout):
+    """Where the written blocks of a model on demand are until all are written; None for a model that is in memory.
+
+    Raises `UserError` if memory or disk are too small.
+    """
+    from toolkit.commands.pack_memory import check_needs
+    from toolkit.models.loading import fingerprint
+    from toolkit.models.on_demand import is_on_demand
+    from toolkit.storage.unfinished import Unfinished, folder_of
+
+    if not is_on_demand(model):
+        return None
+    check_needs(options, model, layout, options.method in GRAMS)
+    left_out = ("out", "evaluate", "memory")
+    recipe = {name: value for name, value in vars(options).items() if name not in left_out}
+    recipe |= {"dtype": str(model.dtype), "source": fingerprint(options.model)}
+    unfinished = Unfinished(folder_of(options.out), recipe)
+    if unfinished.other:
+        print(f"{options.out}: begun anew, since the blocks that were written have other options", file=sys.stderr)
+    if unfinished.number:
+        print(f"{options.out}: goes on behind {unfinished.number} written blocks", file=sys.stderr)
+    return unfinished
 
 
 @contextmanager
@@ -147,7 +213,9 @@ def _sizes(folder: Path, model) -> list[str]:
         bits, on_disk = (8 * nbytes / count for nbytes in (store.tensor_bytes(variant), packed))
         sizes = f"{packed / dense:.1%}; {bits:.2f} bits a weight, {on_disk:.2f} on disk with padding"
         shown.append(f"{variant} {packed / 1e6:.1f} MB ({sizes})")
-    return [*shown, f"all the rest {store.rest_bytes / 1e6:.1f} MB"]
+    source = store.index.model.get("source", {})
+    coded = [f"the source had {bits} bits a weight"] if (bits := source.get("bits_a_weight", 16)) < 16 else []
+    return [*shown, f"all the rest {store.rest_bytes / 1e6:.1f} MB", *coded]
 
 
 def _compared(place: Path, folder: Path, model, tokenizer) -> list[str]:
@@ -155,12 +223,17 @@ def _compared(place: Path, folder: Path, model, tokenizer) -> list[str]:
 
     Raises `UserError` if the logits are too far from the model's, or if `run` would refuse the folder.
     """
+    from toolkit.models import decoder_blocks
+    from toolkit.models.on_demand import is_on_demand
     from toolkit.offload.budget import BudgetError
-    from toolkit.offload.logit_check import check_logits
+    from toolkit.offload.logit_check import check_logits, check_stored
 
     print(f"{folder}: comparing its logits with the model's", file=sys.stderr)
     try:
-        error = check_logits(place, model)
+        room = None
+        if is_on_demand(model):
+            room = _room(2 * max(map(_nbytes, decoder_blocks(model))) + CHECK_BYTES)
+        error = check_logits(place, model) if room is None else check_stored(place, room)
         _run_once(place, tokenizer, model.config.get_text_config().vocab_size)
     except BudgetError as trouble:
         return [f"logits not compared: {trouble}"]
@@ -179,6 +252,16 @@ def _second_reading(name: str) -> list[str]:
     print(f"{name}: comparing the file with another reading of it", file=sys.stderr)
     with hub.quiet():
         return [kept_comparison(file)]
+
+
+def _nbytes(module) -> int:
+    return sum(tensor.nbytes for tensor in module.state_dict().values())
+
+
+def _room(nbytes: int) -> int:
+    """The memory that is free but for some bytes."""
+    memory_limits.trim()
+    return max(memory_limits.free_bytes() - nbytes, 0)
 
 
 def _run_once(folder: Path, tokenizer, words: int) -> None:
@@ -223,19 +306,19 @@ def _known_text(tokenizer, words: int) -> str | None:
 
 def _quality(options: Namespace, tokenizer) -> str:
     """Perplexity of the model as it was, and of what was written as `run` opens it."""
-    from toolkit.models import fast_dtype, load_model
+    from toolkit.models import fast_dtype
     from toolkit.models.cutting import thresholds_of
+    from toolkit.models.loading import open_model
     from toolkit.quality import load_tokens
+    from toolkit.sparsity.calibration import run_in_step
 
     print(f"{options.out}: evaluating (--no-evaluate leaves this out)", file=sys.stderr)
     try:
         tokens = load_tokens(options.corpus, tokenizer, "evaluation")
         after = _packed_perplexity(options, tokens)
-        model = load_model(options.model, torch_dtype(options.dtype) or fast_dtype())[0]
-        before, kind = (
-            brief_perplexity(model, tokens),
-            "dense" if thresholds_of(model) is None else "with its thresholds",
-        )
+        model = open_model(options.model, torch_dtype(options.dtype) or fast_dtype())[0]
+        before = brief_perplexity(model, tokens, run=partial(run_in_step, model, title="evaluating the model"))
+        kind = "dense" if thresholds_of(model) is None else "with its thresholds"
     except UserError as error:
         return f"not evaluated: {error}"
     except KeyboardInterrupt as error:
@@ -250,16 +333,19 @@ def _packed_perplexity(options: Namespace, tokens):
 
         return brief_perplexity(load_dense_model(options.out), tokens)
     from toolkit.offload.model import OffloadedModel
+    from toolkit.storage.store import Store
 
     form = options.format[0] if options.format else None
-    with OffloadedModel.open(options.out, form, verify=False) as model:
+    store = Store.open(options.out)
+    logits = EVALUATED["sequence_length"] * store.config().get_text_config().vocab_size * LOGIT_BYTES
+    with OffloadedModel.open(options.out, form, verify=False, dram_bytes=_room(logits + EVALUATION_BYTES)) as model:
         return brief_perplexity(model.model, tokens)
 
 
-def brief_perplexity(model, tokens):
+def brief_perplexity(model, tokens, **settings):
     """Perplexity over few windows, no longer than the model's positions."""
     from toolkit.quality import perplexity
 
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     sequence_length = min(EVALUATED["sequence_length"], positions or EVALUATED["sequence_length"])
-    return perplexity(model, tokens, sequence_length, EVALUATED["windows"])
+    return perplexity(model, tokens, sequence_length, EVALUATED["windows"], **settings)

@@ -3,22 +3,22 @@
 torch takes seconds to import, so nothing here imports it before the work begins.
 """
 
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
-from toolkit.errors import UserError, share
+from toolkit.errors import UserError, share, unknown, whole
 from toolkit.pattern import resolve
 
 WRITTEN = "bfloat16"  # the type of packed weights unless another is asked for, whatever is quickest to prune in
 SPARSE_BITMASK = "sparse-bitmask"
 FORMATS = {
-    "endor": "non-zeros and a bitmap (default); the only one of these that is also multiplied packed",
+    "endor": "non-zeros and a bitmap (default); multiplied packed",
     "csr": "non-zeros with their column numbers",
     "two_four": "two non-zeros of four, for --pattern 2:4",
+    "huffman": "every bit of dense weights, their exponents in a Huffman code; multiplied packed",
     "zstd": "the dense bytes, compressed",
-    "lz4": "the dense bytes, compressed more quickly and less",
     "dense": "the dense bytes, to compare with",
     SPARSE_BITMASK: "a checkpoint of its own, in the layout of compressed-tensors 0.9 to 0.14, which reads it with "
     "transformers 4; transformers 5 does not. `run` loads it whole, without a memory budget",
@@ -38,6 +38,17 @@ class Option:
     default: object
     help: str
     settings: Mapping[str, object] = field(default_factory=dict)
+
+    def check(self, value: object) -> None:
+        """Raise `UserError` for a value that the command line would refuse, too."""
+        parse, choices = self.settings.get("type", str), self.settings.get("choices")
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if choices and one not in choices:
+                raise unknown(self.name, one, choices)
+            try:
+                parse(str(one))
+            except (ArgumentTypeError, ValueError) as error:
+                raise UserError(f"--{self.name} {one!s:.99}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -60,8 +71,10 @@ class Packer:
 def choose(options: Namespace) -> Packer:
     """The packer that `--method` names; the defaults of its options are filled in.
 
-    Raises `UserError` for an option that only other packers take.
+    Raises `UserError` for an option that only other packers take, and for a value that an option does not have.
     """
+    if options.method not in PACKERS:
+        raise unknown("method", options.method, PACKERS)
     packer = PACKERS[options.method]
     own = {option.name: option.default for option in packer.options}
     for name, owners in option_owners().items():
@@ -73,6 +86,11 @@ def choose(options: Namespace) -> Packer:
             )
         if name in own and value is None:
             setattr(options, name, own[name])
+        elif name in own:
+            owners[packer.name].check(value)
+    for option in COMMON:
+        if (value := getattr(options, option.name.replace("-", "_"))) is not None:
+            option.check(value)
     return packer
 
 
@@ -101,35 +119,87 @@ def torch_dtype(name: str | None):
 
 def pack_pruned(options: Namespace) -> tuple:
     """Prune the model, or keep its weights as they are, and write it in one or several formats."""
+    from toolkit.storage.packing import Linears
+
+    if options.format == [SPARSE_BITMASK]:
+        return _pack_checkpoint(options)
+    if options.method != "dense":
+        _try_formats(options)
+    unchanged = options.method == "dense" and not options.int8  # nothing is computed
+    variants = {name: _encoder(options, name) for name in options.format}
+    sparsity = 0.0 if options.method == "dense" else resolve(options.sparsity, options.pattern)[0]
+    layout = Linears(variants if options.int8 else tuple(options.format), sparsity)
+    recipe = {name: getattr(options, name) for name in ("method", "sparsity", "pattern", "int8")}
+    return _pack_blocks(options, layout, partial(_pruning, options), recipe, WRITTEN if unchanged else None)
+
+
+def _pruning(options: Namespace, tokenizer):
+    """The treatment that prunes a model's blocks, and smooths them for int8."""
+    from toolkit.quantization.smoothquant import Smoothing
+    from toolkit.sparsity.layerwise import Changing, Pruning
+
+    change = None
+    if options.method != "dense":
+        change = Pruning.by(options.method, options.sparsity, options.pattern)
+    streamed = options.int8 or bool(change and change.statistic)
+    windows = calibration(options).draw_from_corpus(tokenizer) if streamed else None
+    return Smoothing(change, windows) if options.int8 else Changing(change, windows)
+
+
+def _pack_checkpoint(options: Namespace) -> tuple:
+    """Prune the whole model in memory, and write it as a checkpoint of compressed-tensors."""
     from toolkit.interchange import save_model
     from toolkit.models.blocks import cast_parameters
-    from toolkit.quantization.smoothquant import load_smoothed
     from toolkit.sparsity import load_pruned
-    from toolkit.storage.packing import Linears, pack_model
 
-    if options.method != "dense" and SPARSE_BITMASK not in options.format:
-        _try_formats(options)
-    load = load_smoothed if options.int8 else load_pruned
     settings = {"sparsity": options.sparsity, "pattern": options.pattern, "calibration": calibration(options)}
-    unchanged = options.method == "dense" and not options.int8  # nothing is computed
-    dtype = torch_dtype(options.dtype or (WRITTEN if unchanged else None))
-    model, tokenizer, *_ = load(options.model, options.method, **settings, dtype=dtype)
+    dtype = torch_dtype(options.dtype or (WRITTEN if options.method == "dense" else None))
+    model, tokenizer, _ = load_pruned(options.model, options.method, **settings, dtype=dtype)
     cast_parameters(model, torch_dtype(options.dtype or WRITTEN))
-    if options.format == [SPARSE_BITMASK]:
-        save_model(model, options.out, tokenizer)
-    else:
-        recipe = {name: getattr(options, name) for name in ("method", "sparsity", "pattern", "int8")}
-        variants = {name: _encoder(options, name) for name in options.format}
-        pack_model(
-            model,
-            options.out,
-            Linears(variants),
-            options.model,
-            tokenizer,
-            description=recipe,
-            head=_head(options, model, tokenizer),
-        )
+    save_model(model, options.out, tokenizer)
     return model, tokenizer
+
+
+def _pack_blocks(
+    options: Namespace,
+    layout,
+    treatment: Callable,
+    recipe: Mapping[str, object] | None = None,
+    computed: str | None = None,
+) -> tuple:
+    """Write a model block by block; return it, as far as it is in memory, and its tokenizer.
+
+    `treatment` makes what treats the blocks, from the tokenizer; `layout` may be a function of that. `computed` is the
+    type to compute in; None for the quickest.
+    """
+    from toolkit.models import fast_dtype
+    from toolkit.models.loading import open_model
+    from toolkit.models.origin import origin
+    from toolkit.storage.packing import pack_model
+
+    written, dtype = torch_dtype(options.dtype or WRITTEN), torch_dtype(options.dtype or computed) or fast_dtype()
+    model, tokenizer = open_model(options.model, dtype)
+    target = model if dtype == written else open_model(options.model, written)[0]
+    treats = treatment(tokenizer)
+    layout = layout(treats) if callable(layout) else layout
+    unfinished = options.begin(model, layout)
+    head, followers = _head(options, target, tokenizer)
+    pack_model(
+        model,
+        options.out,
+        layout,
+        options.model,
+        tokenizer,
+        description={**(recipe or {}), "source": origin(options.model)},
+        head=head,
+        files=getattr(treats, "files", None),
+        treatment=treats,
+        written=target,
+        followers=followers,
+        unfinished=unfinished,
+        check=True,
+    )
+    return target, tokenizer
 
 
 def check_pruned(options: Namespace) -> None:
@@ -169,59 +239,47 @@ def _encoder(options: Namespace, name: str) -> Callable:
 def pack_spqr(options: Namespace) -> tuple:
     """Quantise the model by SpQR and write it."""
     from toolkit.formats.spqr import fastest
-    from toolkit.models.blocks import cast_parameters
     from toolkit.quantization.spqr import SpQR
-    from toolkit.sparsity import load_changed
-    from toolkit.storage.packing import ChangedLinears, pack_model
+    from toolkit.sparsity.layerwise import Changing
+    from toolkit.storage.packing import ChangedLinears
 
-    dtype = torch_dtype(options.dtype)
-    quantised = load_changed(options.model, SpQR(options.outliers), calibration(options), dtype)
-    cast_parameters(quantised.model, dtype or torch_dtype(WRITTEN))
+    def treatment(tokenizer) -> Changing:
+        return Changing(SpQR(options.outliers), calibration(options).draw_from_corpus(tokenizer))
+
     recipe = {name: getattr(options, name) for name in ("method", "outliers")}
-    head = _head(options, quantised.model, quantised.tokenizer)
-    pack_model(
-        quantised.model,
-        options.out,
-        ChangedLinears(quantised, "spqr", fastest),
-        options.model,
-        quantised.tokenizer,
-        description=recipe,
-        head=head,
-    )
-    return quantised.model, quantised.tokenizer
+    return _pack_blocks(options, ChangedLinears("spqr", fastest), treatment, recipe)
 
 
-def _head(options: Namespace, model, tokenizer) -> Callable | None:
-    """The encoder of the output head's parts, in 3 bits calibrated on the text; None where it stays as it is."""
+def _head(options: Namespace, model, tokenizer) -> tuple[Callable | None, list]:
+    """The encoder of the output head's parts, in 3 bits calibrated on the text, and the texts that it needs.
+
+    None for a head that stays as it is.
+    """
     from toolkit.formats import encode
     from toolkit.formats.scaled import Scaled
     from toolkit.formats.spqr import fastest
     from toolkit.quantization.spqr import SpQR
-    from toolkit.sparsity.calibration import head_gram
+    from toolkit.sparsity.calibration import gram_of_head, head_stream
 
     if options.head == "whole":
-        return None
-    if options.head == "spqr":
-        gram = head_gram(model, calibration(options).draw_from_corpus(tokenizer)[:HEAD_WINDOWS])
-        return lambda weight: fastest(SpQR(HEAD_OUTLIERS)(weight.float(), gram), model.dtype)
-    return partial(Scaled.encode if options.head == "int8" else encode, "dense")
+        return None, []
+    if options.head != "spqr":
+        return partial(Scaled.encode if options.head == "int8" else encode, "dense"), []
+    stream = head_stream(model, calibration(options).draw_from_corpus(tokenizer)[:HEAD_WINDOWS])
+    gram = cache(lambda: gram_of_head(model, stream.results))
+    return lambda weight: fastest(SpQR(HEAD_OUTLIERS)(weight.float(), gram()), model.dtype), [stream]
 
 
 def pack_neurons(options: Namespace) -> tuple:
     """Store the model's FFNs by neuron, for `run` to read those that a token needs."""
-    from toolkit.models import fast_dtype, load_model
-    from toolkit.models.blocks import cast_parameters
-    from toolkit.offload.neuron_folder import fit_neurons
+    from toolkit.offload.neuron_folder import FittedNeurons, NeuronFit
     from toolkit.quality import load_tokens
-    from toolkit.storage.packing import pack_model
 
-    model, tokenizer = load_model(options.model, torch_dtype(options.dtype) or fast_dtype())
-    tokens, wanted = load_tokens(options.corpus, tokenizer, "calibration"), (options.sparsity, options.predictors)
-    layout, files = fit_neurons(model, options.model, tokens, *wanted, calibration(options))
-    cast_parameters(model, torch_dtype(options.dtype or WRITTEN))
-    head = _head(options, model, tokenizer)
-    pack_model(model, options.out, layout, options.model, tokenizer, head=head, files=files)
-    return model, tokenizer
+    def treatment(tokenizer) -> NeuronFit:
+        tokens = load_tokens(options.corpus, tokenizer, "calibration")
+        return NeuronFit(options.model, tokens, options.sparsity, options.predictors, calibration(options))
+
+    return _pack_blocks(options, lambda fit: FittedNeurons(fit=fit), treatment)
 
 
 def check_sparsity(options: Namespace) -> None:
@@ -231,29 +289,29 @@ def check_sparsity(options: Namespace) -> None:
 
 def pack_by_expert(options: Namespace) -> tuple:
     """Store each expert of a mixture by itself, for `run` to read those that a token needs."""
-    from toolkit.models import load_model
-    from toolkit.storage.experts import WholeExperts
-    from toolkit.storage.packing import pack_model
-
-    model, tokenizer = load_model(options.model, torch_dtype(options.dtype or WRITTEN))
-    bits = None if options.bits == EXPERT_BITS[0] else options.bits
-    WholeExperts(bits).check(model)
-    if options.mixed:
-        bits = _bits_by_usage(options, model, tokenizer)
-    pack_model(model, options.out, WholeExperts(bits), options.model, tokenizer, head=_head(options, model, tokenizer))
-    return model, tokenizer
-
-
-def _bits_by_usage(options: Namespace, model, tokenizer) -> list[list[int]]:
-    """The bits of each expert of each layer, by the calibration text's routing."""
-    from toolkit.policies.expert_bits import bits_by_usage
     from toolkit.quality import load_tokens
-    from toolkit.sparsity.recording import record_routing
-    from toolkit.sparsity.statistics import usage_of
+    from toolkit.sparsity.recording import ExpertUsage
+    from toolkit.sparsity.treatment import Treatment
+    from toolkit.storage.experts import WholeExperts
 
-    tokens = load_tokens(options.corpus, tokenizer, "calibration")
-    trace = record_routing(model, options.model, tokens, options.corpus, options.windows, options.sequence_length)
-    return bits_by_usage([usage_of(trace, layer).numpy() for layer in range(trace.layers)], options.mixed, options.bits)
+    bits = None if options.bits == EXPERT_BITS[0] else options.bits
+    if not options.mixed:
+        return _pack_blocks(options, WholeExperts(bits), lambda tokenizer: Treatment(), computed=WRITTEN)
+
+    def treatment(tokenizer) -> ExpertUsage:
+        tokens = load_tokens(options.corpus, tokenizer, "calibration")
+        return ExpertUsage(tokens, options.windows, options.sequence_length)
+
+    layout = lambda usage: WholeExperts(partial(_bits_by_usage, options, usage))  # noqa: E731
+    return _pack_blocks(options, layout, treatment, computed=WRITTEN)
+
+
+def _bits_by_usage(options: Namespace, usage, number: int) -> list[int]:
+    """The bits of each expert of a block, by the calibration text's routing."""
+    from toolkit.quantization.expert_bits import bits_by_usage
+
+    (bits,) = bits_by_usage([usage.shares[number].numpy()], options.mixed, options.bits)
+    return bits
 
 
 def check_experts(options: Namespace) -> None:
@@ -262,6 +320,12 @@ def check_experts(options: Namespace) -> None:
         raise UserError(f"--mixed {options.mixed} with --bits {options.bits}: give --bits 4, which the others have")
 
 
+DTYPES = ("float32", "float16", "bfloat16")
+COMMON = (
+    Option("dtype", None, f"default: {WRITTEN}", {"choices": DTYPES}),
+    Option("windows", 16, "calibration windows (default: 16; the papers: 128)", {"type": whole}),
+    Option("sequence-length", 1024, "tokens of a window (default: 1024)", {"type": whole}),
+)
 PRUNING_METHODS = {
     "wanda": "prune by weight times norm of its input (default)",
     "magnitude": "prune by weight, without calibration",
@@ -298,15 +362,9 @@ BY_EXPERT = "store each expert of a mixture of experts by itself"
 PACKERS: dict[str, Packer] = {  # in the order in which the help lists them
     packer.name: packer
     for packer in (
-        *(Packer(name, help, pack_pruned, PRUNING, check_pruned) for name, help in PRUNING_METHODS.items()),
+        *(Packer(name, help, pack_pruned, PRUNING, check_pruned, True) for name, help in PRUNING_METHODS.items()),
         Packer("spqr", "quantise to 3 bits by SpQR", pack_spqr, (OUTLIERS, HEAD), resumable=True),
-        Packer(
-            "neurons",
-            "keep all weights, and store FFNs by neuron",
-            pack_neurons,
-            NEURONS,
-            check_sparsity,
-        ),
-        Packer("experts", BY_EXPERT, pack_by_expert, EXPERTS, check_experts),
+        Packer("neurons", "keep all weights, and store FFNs by neuron", pack_neurons, NEURONS, check_sparsity, True),
+        Packer("experts", BY_EXPERT, pack_by_expert, EXPERTS, check_experts, True),
     )
 }

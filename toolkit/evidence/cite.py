@@ -9,7 +9,8 @@ notebook's `table.csv`, `endor/tab_e2e/comparison` its `comparison.csv`, and `en
 card in the report, by `label` and `value`; `scores` is the machine's own `scores.csv`. `endor/claims` are the paper's
 published numbers (`data/claims/endor.yaml`), whatever the machine.
 After `over`, the address of another row follows, by which the number is divided. A format of Python may come last
-(`.0%`; else `.2f`). `headline.gain` for a column is a sentence that the notebook has kept.
+(`.0%`; else `.2f`), and `range` behind it adds the least and the most of the turns: "5.0 (4.9–5.1)". `headline.gain`
+for a column is a sentence that the notebook has kept.
 
 Long addresses have names in `data/cells.yaml`, and a comment may have the name instead: `<!--cell
 endor-packed-->`. That file also names the machine, and that of notebooks whose results are of another one;
@@ -68,11 +69,17 @@ def value(cell: str, reference: Path, names: Mapping[str, str]) -> str:
     machine, table, column, *rest = address(cell, names)
     if column.startswith(HEADLINE):
         return headline(reference / machine / table, column.removeprefix(HEADLINE), cell)
+    ranged = rest[-1:] == ["range"] and bool(rest.pop())
     form = rest.pop() if rest and rest[-1].startswith(".") else ".2f"
     at = rest.index("over") if "over" in rest else len(rest)
     rows = read_table(reference / machine, table)
-    number, others = only_value(rows, column, rest[:at], cell), rest[at + 1 :]
-    return format(number / only_value(rows, column, others, cell) if others else number, form)
+    row, others = only_row(rows, column, rest[:at], cell), rest[at + 1 :]
+    base = only_value(rows, column, others, cell) if others else 1
+    names = [column, f"{column}_low", f"{column}_high"] if ranged else [column]
+    if absent := [name for name in names if name not in row]:
+        raise unknown(f"cell {cell}: column", absent[0], row.index)
+    texts = [format(row[name] / base, form) for name in names]
+    return f"{texts[0]} ({texts[1]}–{texts[2]})" if ranged else texts[0]
 
 
 def address(cell: str, names: Mapping[str, str]) -> list[str]:

@@ -1,12 +1,13 @@
 """The dictionary of columns, `data/columns.yaml`: the unit and the meaning of every column of a notebook's table."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from toolkit import paths
 from toolkit.records import load_yaml
 
 FILE = "data/columns.yaml"
+ENDS = {"low": "lower", "high": "upper"}  # of a range
 SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}  # in a unit of time
 
 
@@ -32,11 +33,19 @@ def dictionary() -> dict[tuple[str, str], Column]:
 
     Raises `UserError` for a dictionary that cannot be read.
     """
-    entries = load_yaml(paths.root() / FILE)
-    meanings = [
-        (name, id, one) for name, entry in entries.items() for id, one in {"": entry, **entry.pop("in", {})}.items()
-    ]
-    return {(name, id): Column(**one) for name, id, one in meanings}
+    meanings: dict[tuple[str, str], Column] = {}
+    for name, entry in load_yaml(paths.root() / FILE).items():
+        ranged = entry.pop("range", False)
+        meanings |= {(name, id): Column(**one) for id, one in {"": entry, **entry.pop("in", {})}.items()}
+        if ranged:
+            meanings |= {(f"{name}_{end}", ""): _end(name, meanings[name, ""], end) for end in ENDS}
+    return meanings
+
+
+def _end(name: str, ranged: Column, end: str) -> Column:
+    """The column with one end of a range."""
+    meaning = f"the {ENDS[end]} end of {name}: over the turns, or modelled, over what is left open"
+    return replace(ranged, meaning=meaning, statistic=ranged.statistic and end)
 
 
 def column(name: str, notebook: str | None = None) -> Column | None:

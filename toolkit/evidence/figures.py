@@ -19,25 +19,28 @@ from itertools import cycle
 from pathlib import Path
 
 import pandas as pd
-import seaborn as sns
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, NullLocator
 
 from toolkit.evidence.comparison import is_fitted
+from toolkit.extras import extra
 from toolkit.files import replacing
 from toolkit.measure.disturbance import STAR, count_disturbed, disturbance_words, starred
 from toolkit.timeline import STAGES
+
+with extra("lab"):
+    import seaborn as sns
+    from matplotlib import pyplot as plt
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import LogLocator, NullLocator
 
 COLUMN_IN = 6.4  # inches; printed at the 3.3 inches of a column, the text is still 5 pt
 GOLDEN = 0.62
 COLOURS = {  # the start of a name -> its place in the palette
     **{"dense": 7, "endor": 0, "endor_packed": 9, "csr": 3, "ptcsr": 1, "spqr": 2, "two_four": 1},
-    **{"zstd": 5, "lz4": 6, "accelerate": 4, "llama.cpp": 8},
+    **{"zstd": 5, "huffman": 8, "accelerate": 4, "llama.cpp": 8},
 }
 SHARED = 0.7  # share of the claims that have a condition, above which their labels leave it out
 LABEL_WIDTH = 42  # characters of a claim in a line

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -10,7 +11,9 @@ import pandas as pd
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.evidence.cite import address, of_these_results, read_names, read_table, reference_dir, row_of, value
-from toolkit.evidence.comparison import DISTURBED, NOT_RUN, speedup_verdict
+from toolkit.evidence.claims import TOLERANCE
+from toolkit.evidence.comparison import DISTURBED
+from toolkit.evidence.verdicts import NOT_RUN, Baseline, Spread, verdict
 from toolkit.measure.disturbance import is_disturbed
 from toolkit.records import load_yaml
 
@@ -63,7 +66,9 @@ def _verdict(
         return FAULTY
     column = address(f"{paper}-here", names)[2]
     low = row.get(f"{column}_low")
-    return speedup_verdict(here, claim, here if low is None or pd.isna(low) else float(low), evidence == "modelled")
+    ours = Spread(here, here if low is None or pd.isna(low) else float(low), inf)
+    # only a number of the paper's own machine can be within the tolerance
+    return verdict(ours, claim, TOLERANCE * claim, Baseline(Spread(1, 1, 1), 1), stand_in=evidence != "modelled")
 
 
 def _row_disturbed(row: pd.Series) -> bool:
@@ -79,7 +84,7 @@ def conclusion(found: Sequence[Mapping[str, Any]]) -> str:
     usable = [one["numbers"]["rival"] for one in found if one["verdict"] not in (NOT_RUN, UNUSABLE)]
     rivals = [float(number) for number in usable if number]
     faster = (
-        f"; today's best software is faster than ours in {sum(it > 1 for it in rivals)} of {len(rivals)}"
+        f"; today's best software is faster than ours in {sum(it < 1 for it in rivals)} of {len(rivals)}"
         if rivals
         else ""
     )

@@ -13,13 +13,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 
-from IPython.display import DisplayHandle, Image, Javascript, Markdown, display
-from ipywidgets import Box, Layout, ValueWidget, Widget
-from matplotlib.figure import Figure
-
 from toolkit.errors import UserError
 from toolkit.evidence.figures import use_style
+from toolkit.extras import extra
 from toolkit.progress import has_front_end
+
+with extra("lab"):
+    from IPython.display import DisplayHandle, Image, Javascript, Markdown, display
+    from ipywidgets import Box, Layout, ValueWidget, Widget
+    from matplotlib.figure import Figure
 
 STILL = "*A still picture. The controls are there when this notebook runs in JupyterLab: `./papermill_runs.sh --lab`.*"
 READY = "*Controls and figure appear here once all cells have run.*"

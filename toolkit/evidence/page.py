@@ -15,9 +15,11 @@ from toolkit.errors import UserError
 from toolkit.evidence.catalogue import INJECTED, PARAMETERS, PRESETS, Notebook, heading
 from toolkit.evidence.claims import KINDS
 from toolkit.evidence.columns import Column, column
-from toolkit.evidence.comparison import GROUPS, VERDICTS
+from toolkit.evidence.comparison import GROUPS
 from toolkit.evidence.literature import PAPERS
 from toolkit.evidence.meta import Meta, read_meta
+from toolkit.evidence.verdicts import VERDICTS
+from toolkit.extras import extra
 from toolkit.files import read_json, replacing
 from toolkit.measure.disturbance import disturbance_words
 
@@ -133,7 +135,8 @@ def preset_words(presets: set[str]) -> str:
 
 def render(template: str, target: Path, **values: object) -> None:
     """Write one of the report's templates to a file."""
-    import jinja2
+    with extra("lab"):
+        import jinja2
 
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
     environment.globals |= {"highlighting": _highlighting, "disturbed": disturbance_words}
@@ -162,8 +165,9 @@ def cell(value: object) -> str:
 
 def _cells(book: dict, figure: str | None) -> str:
     """All cells but the parameters', which the header shows as it does the `figure`; code folded."""
-    import nbformat
-    from nbconvert import HTMLExporter
+    with extra("lab"):
+        import nbformat
+        from nbconvert import HTMLExporter
 
     if not book["cells"]:
         raise UserError("there is no notebook, or it has no cells")
@@ -219,7 +223,8 @@ def _size(image: str) -> tuple[int, int]:
 
 def _mathml(match: re.Match) -> str:
     """A formula as MathML; one that cannot be converted as it was written."""
-    from latex2mathml.converter import convert
+    with extra("lab"):
+        from latex2mathml.converter import convert
 
     block = match["block"]
     try:

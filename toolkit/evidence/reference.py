@@ -14,8 +14,9 @@ from toolkit import paths
 from toolkit.errors import UserError, run_command
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.cite import address, read_names, reference_dir, refresh_all
-from toolkit.evidence.comparison import compare, count_verdicts, score
+from toolkit.evidence.comparison import compare
 from toolkit.evidence.headlines import headlines, machine_headlines
+from toolkit.evidence.scores import count_verdicts, score
 from toolkit.evidence.tables import comparisons, read_results, score_table, write_scores
 from toolkit.files import make_folder, replacing, replacing_folder, write_csv, write_json
 

@@ -15,28 +15,26 @@ from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from toolkit import paths
-from toolkit.costs.provenance import provenance
 from toolkit.downloads import DOWNLOADS
 from toolkit.errors import UserError, unknown
 from toolkit.evidence.catalogue import find
 from toolkit.evidence.columns import FILE as DICTIONARY
 from toolkit.evidence.columns import column
-from toolkit.evidence.comparison import (
-    compare,
-    count_verdicts,
-    score,
-    score_sentence,
-    verdict_table,
-)
+from toolkit.evidence.comparison import compare, verdict_table
 from toolkit.evidence.figures import note_disturbance, save_figure, use_style
 from toolkit.evidence.meta import HEADLINES, MOST_BARS
 from toolkit.evidence.page import three_digits
 from toolkit.evidence.schema import check_parameters
+from toolkit.evidence.scores import count_verdicts, score, score_sentence
+from toolkit.extras import extra
 from toolkit.files import make_folder, write_csv, write_json
+from toolkit.machines.provenance import provenance
 from toolkit.measure.disturbance import count_disturbed, disturbance_words, load_between, read_counters, starred
+
+with extra("lab"):
+    from matplotlib.figure import Figure
 
 EVIDENCE = ("measured", "modelled", "published")
 ROUNDING = 1e-9  # by which a value may leave its range

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from toolkit.costs.machine import THIS_MACHINE
-from toolkit.costs.stage_tables import model_error
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.columns import SECONDS, Column, column, dictionary
 from toolkit.evidence.comparison import COLUMNS as COMPARED
-from toolkit.evidence.comparison import omissions, score
 from toolkit.evidence.meta import Meta, read_meta
+from toolkit.evidence.scores import omissions, score
+from toolkit.evidence.stage_tables import model_error
 from toolkit.files import make_folder, write_csv
+from toolkit.machines.machine import THIS_MACHINE
 from toolkit.records import load_csv
 
 COLUMNS = [
@@ -163,7 +163,7 @@ def write_scores(folder: Path) -> None:
     """Write two tables beside one machine's kept results: `scores.csv` and `model_error.csv`.
 
     `scores` is `score_table` of its comparisons; `model_error` has a row a notebook, and one for all together, with the
-    fields of `toolkit.costs.stage_tables.model_error`. One without rows is not written.
+    fields of `toolkit.evidence.stage_tables.model_error`. One without rows is not written.
     """
     for name, table in {"scores": score_table(comparisons(folder)), "model_error": model_errors(folder)}.items():
         if len(table):

@@ -6,17 +6,18 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import unknown
-from toolkit.formats.codecs import LZ4, Zstd
 from toolkit.formats.csr import CSR
 from toolkit.formats.dense import Dense
 from toolkit.formats.endor import Endor
+from toolkit.formats.huffman import Huffman
 from toolkit.formats.packed import FormatError, Packed, as_matrix
 from toolkit.formats.spqr import SpQRMatrix, SpQRTransposed
 from toolkit.formats.two_four import TwoFour
+from toolkit.formats.zstd import Zstd
 
 __all__ = ["FORMATS", "QUANTISED", "READABLE", "FormatError", "Packed", "decode", "encode", "expected_nbytes"]
 
-FORMATS: dict[str, type[Packed]] = {cls.name: cls for cls in (Endor, CSR, TwoFour, Zstd, LZ4, Dense)}
+FORMATS: dict[str, type[Packed]] = {cls.name: cls for cls in (Endor, CSR, TwoFour, Huffman, Zstd, Dense)}
 # these decode to what a quantiser chose, not to the weight that was packed, and hold floating-point weights only;
 # what is stored is looked up in `READABLE`, which has all of them
 QUANTISED: dict[str, type[SpQRMatrix]] = {cls.name: cls for cls in (SpQRMatrix, SpQRTransposed)}
@@ -34,14 +35,18 @@ def encode(name: str, weight: Tensor) -> Packed:
 
 
 def decode(encoded: Packed) -> Tensor:
-    """The dense matrix that was packed, to the bit, except that `endor`, `csr` and `two_four` turn −0.0 into +0.0."""
+    """The dense matrix [rows, columns] that was packed, in its type and to the bit, but for +0.0 in place of −0.0.
+
+    Raises `FormatError` for parts that do not belong together.
+    """
     return encoded.decode()
 
 
 def expected_nbytes(name: str, shape: tuple[int, int], sparsity: float, dtype: torch.dtype) -> int:
     """The `nbytes` of a packed matrix of this shape, share of zeros and type, without packing one.
 
-    Raises `UserError` for an unknown format, and for `zstd`, `lz4` and `spqr_ptcsr`, whose sizes depend on the values.
+    Raises `UserError` for an unknown format, and for one whose size depends on the values: `huffman`,
+    `zstd` and `spqr_ptcsr`.
     """
     return _format(name).expected_nbytes(shape, sparsity, dtype)
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from toolkit.errors import UserError
 from toolkit.formats.packed import Packed, expect
-from toolkit.kernels import blocks
-from toolkit.kernels.blocks import LAYOUTS, BlockLayout
+from toolkit.kernels.blocks import LAYOUTS, BlockLayout, tensors
 from toolkit.kernels.engine.parallel import Product
 
 
@@ -70,15 +69,15 @@ class BlockMatrix(Packed):
         return [type(self)((span.stop - span.start, columns), self.data[span], self.dtype) for span in spans]
 
     def _fill(self, out: Tensor) -> None:
-        blocks.decode(self.name, self.data, out)
+        tensors.decode(self.name, self.data, out)
 
     def matvec(self, x: Tensor) -> Tensor:
-        """The matrix times `x` [*batch, columns], fp32; `toolkit.kernels.blocks` says how, and has its errors."""
-        return blocks.matvec(self.name, self.data, x)
+        """The matrix times `x` [*batch, columns], fp32, as `toolkit.kernels.blocks.tensors` has it."""
+        return tensors.matvec(self.name, self.data, x)
 
     def product(self, x: Tensor, out: Tensor) -> Product:
         """The same, to be run again and again."""
-        return blocks.product(self.name, self.data, x, out)
+        return tensors.product(self.name, self.data, x, out)
 
 
 TYPES: dict[str, type[BlockMatrix]] = {

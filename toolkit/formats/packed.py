@@ -12,8 +12,8 @@ from torch import Tensor
 from toolkit.errors import UserError
 from toolkit.files import check_memory
 from toolkit.kernels import dense
-from toolkit.kernels.engine.backends import check_operand
 from toolkit.kernels.engine.parallel import Product
+from toolkit.kernels.engine.tensors import check_operand
 
 MAX_SIZE = (1 << 31) - 1  # of rows and of columns: column indices are int32
 DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float16, torch.bfloat16, torch.int8)}
@@ -70,8 +70,8 @@ class Packed(ABC):
     def unpack_into(self, out: Tensor) -> Tensor:
         """Unpack the matrix into `out` [rows, columns], which is on the device of the packed tensors, and return it.
 
-        `endor`, `zstd` and `dense` use all cores and allocate nothing of the matrix's size. Raises `ValueError` for an
-        `out` of another shape or type, or one that is not contiguous.
+        `endor`, `huffman`, `zstd` and `dense` use all cores and allocate nothing of the matrix's size. Raises
+        `ValueError` for an `out` of another shape or type, or one that is not contiguous.
         """
         expect("out", out, self.dtype, tuple(self.shape))
         if not out.is_contiguous():

@@ -13,8 +13,8 @@ from toolkit.formats.packed import Packed, expect
 from toolkit.kernels import csr, spqr
 from toolkit.kernels.csr.layout import word_dtype
 from toolkit.kernels.engine import tuning
-from toolkit.kernels.engine.backends import check_operand
 from toolkit.kernels.engine.parallel import Product
+from toolkit.kernels.engine.tensors import check_operand
 from toolkit.quantization import spqr as quantiser
 from toolkit.quantization.spqr import Quantised
 

@@ -79,7 +79,7 @@ def random_records(neurons: int, hidden: int, bits: int, seed: int = 0) -> UInt8
     generator = torch.Generator().manual_seed(seed)
     few = torch.randn(3, min(neurons, TEMPLATE), hidden, generator=generator) * hidden**-0.5
     gate, up, down = few
-    template = neuron_records.encode(gate, up, down, bits)
+    template = neuron_records.encode(gate, up, down, bits, neuron_records.min_max)
     made = template[torch.arange(neurons) % len(template)]
     nbytes, start = records.section_bytes(hidden, bits), records.codes_start(hidden, bits)
     rng = np.random.default_rng(seed)
@@ -100,7 +100,7 @@ def random_blocks(name: str, rows: int, columns: int, seed: int = 0, deviation: 
     layout, rng = TYPES[name].layout, np.random.default_rng(seed)
     if name in PLAIN:
         numbers = torch.from_numpy(rng.standard_normal((rows, columns), np.float32) * np.float32(deviation))
-        data = numbers.to(PLAIN[name]).view(torch.uint8)
+        data = numbers.to(getattr(torch, PLAIN[name])).view(torch.uint8)
     else:
         count = rows * layout.row_bytes(columns)
         data = rng.integers(0, 1 << 64, -(-count // 8), np.uint64).view(np.uint8)[:count]

@@ -7,11 +7,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from toolkit.errors import UserError
+from toolkit.extras import extra
 from toolkit.files import check_space
 from toolkit.measure.contestant import Contestant, Decoding, Reference, Text
 from toolkit.models import decoder_blocks
-from toolkit.policies.methods import ACCELERATE
-from toolkit.policies.ways import Placed, Way
+from toolkit.offload.methods import ACCELERATE
+from toolkit.offload.ways import Placed, Way
 from toolkit.timeline import Recorder, Span
 
 MAPPED = "mmap, pages dropped"
@@ -29,8 +31,9 @@ class DiskOffloaded:
     """
 
     def __init__(self, module: nn.Module, folder: Path, offloaded: nn.Module | None = None):
-        from accelerate.hooks import AlignDevicesHook, add_hook_to_module, attach_align_device_hook
-        from accelerate.utils import OffloadedWeightsLoader, offload_state_dict
+        with extra("lab"):
+            from accelerate.hooks import AlignDevicesHook, add_hook_to_module, attach_align_device_hook
+            from accelerate.utils import OffloadedWeightsLoader, offload_state_dict
 
         self.module, self.recorder = module, Recorder()
         offloaded = module if offloaded is None else offloaded
@@ -69,21 +72,70 @@ class Recorded(Mapping):
 
 
 class AcceleratedModel(Decoding):
-    """A decoder whose blocks Accelerate keeps on the disk. Embeddings, norms and head stay in memory.
+    """A decoder that Accelerate offloads to the disk.
 
-    The model loses its blocks' weights. `held_bytes` are those of what stays, and of the largest matrix that passes.
-    Products are stage `other`. Raises `UserError` if the disk is too small.
+    With `memory_bytes` Accelerate decides what stays in memory, as for `from_pretrained` with `max_memory` and
+    `offload_folder`: modules in their order, as long as they and room for the largest layer fit. That limit counts
+    weights. Without it, all blocks are on the disk; embeddings, norms and head stay in memory.
+
+    The model loses the weights that are offloaded. `held_bytes` are those of what stays, and of the largest matrix that
+    passes. Products are stage `other`. Raises `UserError` if the disk is too small, or if nothing fits into memory.
     """
 
     mode = MAPPED
 
-    def __init__(self, method: str, model: nn.Module, folder: Path, text: Text, labels: Mapping[str, object]):
+    def __init__(
+        self,
+        method: str,
+        model: nn.Module,
+        folder: Path,
+        text: Text,
+        labels: Mapping[str, object],
+        memory_bytes: int | None = None,
+    ):
         super().__init__(f"{method}, sequential,", text, labels)
-        passing = [weight.nbytes for weight in decoder_blocks(model).parameters()]
-        self.held_bytes = sum(weight.nbytes for weight in model.parameters()) - sum(passing) + max(passing)
-        offloaded = DiskOffloaded(model, folder / method, decoder_blocks(model))
-        self.model, self.recorder = model, offloaded.recorder
-        self.nbytes, self.files = offloaded.stored_bytes, offloaded.files
+        whole, self.model = _weights(model), model
+        if memory_bytes is None:
+            offloaded = DiskOffloaded(model, folder / method, decoder_blocks(model))
+            self.recorder, self.nbytes, self.files = offloaded.recorder, offloaded.stored_bytes, offloaded.files
+        else:
+            self.memory, self.recorder, target = memory_bytes, Recorder(), folder / method
+            self.nbytes = offload(model, memory_bytes, target, self.recorder)
+            self.files = [*target.iterdir()] if self.nbytes else []
+        passing = max((whole[name] for name, weight in model.named_parameters() if weight.is_meta), default=0)
+        self.held_bytes = sum(whole.values()) - self.nbytes + passing
+
+
+def offload(model: nn.Module, memory_bytes: int, folder: Path, recorder: Recorder) -> int:
+    """Let Accelerate keep as much of a model in so many bytes of memory as it does by itself, the rest in a folder.
+
+    Each copy out of the folder is a span of stage `read`. Returns the bytes that are on the disk. Raises `UserError` if
+    nothing fits into memory, or if the disk is too small.
+    """
+    with extra("lab"):
+        from accelerate import dispatch_model, infer_auto_device_map
+
+    indivisible, largest = list(model._no_split_modules or ()), max(_weights(model).values())
+    places = infer_auto_device_map(model, {"cpu": memory_bytes}, no_split_module_classes=indivisible)
+    on_disk = [name for name, place in places.items() if place == "disk"]
+    if len(on_disk) == len(places):
+        least = f"{largest / 1e6:.0f} MB, its largest matrix, and one block"
+        raise UserError(f"Accelerate within {memory_bytes / 1e6:.0f} MB: nothing fits; expected room for {least}")
+    if not on_disk:
+        return 0
+    nbytes = sum(weight.nbytes for name in on_disk for weight in model.get_submodule(name).state_dict().values())
+    check_space(folder.parent, nbytes)
+    dispatch_model(model, places, offload_dir=folder)
+    for module in model.modules():
+        weights = getattr(getattr(module, "_hf_hook", None), "weights_map", None)
+        if weights is not None:
+            weights.dataset = Recorded(weights.dataset, recorder)
+    return nbytes
+
+
+def _weights(model: nn.Module) -> dict[str, int]:
+    """The bytes of each weight."""
+    return {name: weight.nbytes for name, weight in model.named_parameters()}
 
 
 class AcceleratedLinear(Contestant):

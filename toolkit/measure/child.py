@@ -8,6 +8,7 @@ Each request and each answer is a line with a JSON object, on the program's stdi
 """
 
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ class Child:
     def __init__(self, name: str, command: Sequence[str | Path]):
         self.name, self._errors = name, tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
-        self.process = subprocess.Popen(command, text=True, **pipes)
+        self.process = subprocess.Popen(command, text=True, env=own_environment(), **pipes)
 
     def ask(self, **request: object) -> dict:
         """The answer to a request."""
@@ -61,6 +62,14 @@ class Child:
             self.process.kill()
             self.process.wait()
         self._errors.close()
+
+
+def own_environment() -> dict[str, str]:
+    """The environment of another program: without the setting by which threads of this toolkit sleep while they wait.
+
+    llama.cpp's threads wait many times a token. With the setting it has two thirds of its speed on an idle machine.
+    """
+    return {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
 
 
 def run_installer(name: str, arguments: Sequence[str | Path]) -> None:

@@ -27,6 +27,7 @@ class Contestant(ABC):
     - files: those read through the page cache, whose pages are dropped before each token;
     - memory: the bytes of memory that it may take at most, infinite without a limit;
     - mode: how it reads: "direct" past the page cache, "buffered" through it, "memory" not at all, or in words;
+    - build: of another program, which build of it runs, and the CPU's instructions that it uses;
     - recorder: has the stages of each token; without one, a token is a single span of stage `compute`;
     - turn: its own numbers of counted and of skipped tokens, for a contestant whose tokens take long;
     - text: its token ids, for a contestant that takes any;
@@ -39,6 +40,7 @@ class Contestant(ABC):
     files: Sequence[Path] = ()
     memory: float = float("inf")
     mode: str = "memory"
+    build: str = ""
     recorder: Recorder | None = None
     turn: tuple[int, int] | None = None
     text: "Text | None" = None

@@ -22,10 +22,11 @@ from math import nan
 import pandas as pd
 import psutil
 
-# On an idle machine of two cores, 19 of 20 windows of 0.2 s read less than 0.12 of a core (0.25 beside buffered reads,
-# for which the kernel's own threads work); windows of 0.05 s up to 0.6. A busy process reads 0.9 to 1.1.
-WINDOW_S = 0.2
-LIMIT_CORES = 0.25
+# On an idle machine of two cores, 19 of 20 windows of 0.2 s read less than 0.12 of a core, and windows of 0.05 s up to
+# 0.6: the longer the window, the better the ticks add up. Beside buffered reads the kernel's own threads work, up to
+# 0.25 of a core, so such turns may be marked on an idle machine, too. A busy process reads 0.9 to 1.1.
+WINDOW_S = 0.4
+LIMIT_CORES = 0.1
 MARKED = 0.5  # share of a row's turns: with fewer disturbed turns, the median lies among the others
 
 STAR = " *"  # after the name of what was disturbed

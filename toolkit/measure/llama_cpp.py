@@ -4,10 +4,14 @@
     take_turns([rival, ...], repetitions=5)
     rival.close()
 
-PyPI's package `xllamacpp` has llama.cpp built for any x86-64 CPU with AVX2. It lives in an environment of its own under
-`data/cache/environments/`, and runs in a process of its own (`llama_cpp_driver`). If it cannot run on this machine,
-`missing()` says why. Its memory is limited by a memory cgroup (`memory_group`). Without a limit the pages of all layers
-are dropped before each token, which is stricter: none is kept. Embeddings and head stay in memory then, as ours do.
+It is the llama.cpp that was built for this machine (`llama_cpp_build`), if it was; otherwise PyPI's package
+`xllamacpp`, built for any x86-64 CPU with AVX2. It lives in an environment of its own under `data/cache/environments/`,
+and runs in a process of its own (`llama_cpp_driver`). If it cannot run on this machine, `missing()` says why. Its
+memory is limited by a memory cgroup (`memory_group`). Without a limit the pages of all layers are dropped before each
+token, which is stricter: none is kept. Embeddings and head stay in memory then, as ours do.
+
+`LOADS` are the ways of running a file that an experienced user would try. All of them race; the quickest counts.
+Neither build streams the experts of a mixture from disk: llama.cpp's pull request 25294, which does, is not merged.
 """
 
 import functools
@@ -20,21 +24,32 @@ import torch
 from torch import Tensor, nn
 
 from toolkit.cache import cached
-from toolkit.errors import UserError
+from toolkit.errors import UserError, unknown
 from toolkit.interchange.gguf import layer_bytes, layer_span, write_gguf
-from toolkit.measure import llama_cpp_driver, memory_group
+from toolkit.measure import llama_cpp_build, llama_cpp_driver, memory_group
 from toolkit.measure.child import PIP, WHEELS, Child, run_installer
 from toolkit.measure.contestant import Contestant, Reference, Text
 from toolkit.measure.memory_group import MemoryGroup
-from toolkit.policies.methods import LLAMA_CPP
+from toolkit.models.gguf_header import read_header
+from toolkit.offload.methods import LLAMA_CPP
 from toolkit.storage.direct import drop_pages
 from toolkit.timeline import ReportedTime
 
 PACKAGE, VERSION = "xllamacpp", "2026.10.11549"
-MODE = "mmap, pages dropped"
-LIMITED = "mmap, memory cgroup"
+# ways of running a file, each with the driver's way of loading it
+LOADS = {
+    "mapped": "mapped",  # products read the file's pages
+    "pinned": "mapped",  # besides, as much of the file is locked in memory as fits
+    "random": "mapped",  # mapped, without the system's read-ahead
+    "repacked": "repacked",  # repacked copies beside the mapped file: llama.cpp's default
+    "read": "read",  # repacked copies alone
+}
+PASSING_BYTES = 150_000_000  # left for pages that are read ahead and dropped after use; a quarter, if that is less
+OWN_BYTES = 90_000_000  # of its process beside pages of the file and its key-value cache
+DROPPED, LIMITED = "pages dropped", "memory cgroup"
 SETTLED = 0.02  # of the layers' bytes: passes that differ less in what they read are in the steady state
 MOST_PASSES = 10  # before it
+EMBEDDING, HEAD, EXPERTS = "token_embd.weight", "output.weight", "_exps."
 PROMPT = (7, 100, 55)  # what the logits are compared for: more than one token, so that positions play a part
 TOLERANCE = 0.02  # of the largest logit: llama.cpp rounds the inputs of products to F16
 
@@ -55,8 +70,50 @@ def _not_installed() -> str | None:
 
 
 def library() -> Path:
-    """llama.cpp itself, compiled. Raises `UserError` if it cannot be installed."""
-    return next(interpreter().parents[1].glob(f"lib/python*/site-packages/{PACKAGE}/*.so"))
+    """llama.cpp itself, compiled, of the wheel. Raises `UserError` if it cannot be installed."""
+    return next(_wheel().parents[1].glob(f"lib/python*/site-packages/{PACKAGE}/*.so"))
+
+
+def command(file: Path, context: int, load: str) -> list[str | Path]:
+    """The command that starts the driver with a file, for texts of so many tokens.
+
+    Raises `UserError` for a `load` that is none of `LOADS`.
+    """
+    if load not in LOADS:
+        raise unknown("way of llama.cpp to load a file", load, LOADS)
+    driver = [interpreter(), "-I", "-B", llama_cpp_driver.__file__]
+    return [*driver, file, str(torch.get_num_threads()), str(context), LOADS[load]]
+
+
+def set_up(child: Child, file: Path, load: str, memory_bytes: int | None) -> None:
+    """Pin as much of the file as `memory_bytes` hold (None: all of it), or turn its read-ahead off, as `load` says."""
+    if load == "pinned":
+        room = (
+            file.stat().st_size if memory_bytes is None else max(0, memory_bytes - PASSING_BYTES, 3 * memory_bytes // 4)
+        )
+        child.ask(pin=pinned_ranges(file, room))
+    elif load == "random":
+        child.ask(random=True)
+
+
+def pinned_ranges(file: Path, nbytes: int) -> list[tuple[int, int]]:
+    """The parts of a file to pin, first and end, so many bytes in all: what every token needs, in the file's order.
+
+    An embedding beside a head is left out, since a token needs one row of it; experts come last. Raises `UserError` for
+    a piece of a split file.
+    """
+    header = read_header(file)
+    if len(header.files) > 1:
+        raise UserError(f"{file}: one of {len(header.files)} pieces; join them with llama-gguf-split --merge first")
+    named = {name: tensor for name, tensor in header.tensors.items() if name != EMBEDDING}
+    needed = named if HEAD in named else header.tensors
+    ranges = []
+    for name in sorted(needed, key=lambda name: (EXPERTS in name, needed[name].offset)):
+        first, size = needed[name].offset, min(nbytes, needed[name].nbytes)
+        if size:
+            ranges.append((first, first + size))
+        nbytes -= size
+    return ranges
 
 
 class LlamaCpp(Contestant):
@@ -74,9 +131,10 @@ class LlamaCpp(Contestant):
     gives the size of the vocabulary. Logits of `PROMPT` are checked then and after each turn, up to `TOLERANCE`. F16
     must give the logits of the model in memory; `gguf`, and types that change the weights, must give the same ones each
     time. Types with a K get repeated blocks (`llama_cpp_quantiser.repeated`), which serve timing only. `nbytes` are
-    those of the layers in the file. Unless `mapped`, the file is read into memory and repacked for llama.cpp's quickest
-    products, which is its default. Raises `UserError` if llama.cpp cannot be installed or cannot run the file, for
-    wrong logits, for a model of another kind than Llama, or for a limit where no memory cgroup can be made.
+    those of the layers in the file. `load` is one of `LOADS`; "read" is timed in memory, and "pinned" pins what the
+    limit holds. `build` says which llama.cpp it is, and which instructions it uses. Raises `UserError` if llama.cpp
+    cannot be installed or cannot run the file, for wrong logits, for a model of another kind than Llama, or for a limit
+    where no memory cgroup can be made.
     """
 
     def __init__(
@@ -86,14 +144,14 @@ class LlamaCpp(Contestant):
         folder: Path,
         text: Text | None = None,
         labels: Mapping[str, object] | None = None,
-        mapped: bool = True,
+        load: str = "mapped",
         memory_bytes: int | None = None,
         gguf: Path | None = None,
     ):
-        self.name, self.text, self.labels, self.mapped = method, text, labels or {}, mapped
-        self.limited, python = memory_bytes is not None, interpreter()
-        self.mode = LIMITED if self.limited else MODE if mapped else "memory"
-        self.recorder = ReportedTime()
+        self.name, self.text, self.labels, self.load = method, text, labels or {}, load
+        self.limited, self.recorder = memory_bytes is not None, ReportedTime()
+        place = "mmap" if load == "mapped" else f"mmap {load}"
+        self.mode = "memory" if load == "read" else f"{place}, {LIMITED if self.limited else DROPPED}"
         file = gguf or folder / f"{LLAMA_CPP[method]}.gguf"
         if gguf is None and model is not None:
             write_gguf(model, file, LLAMA_CPP[method], _quantise(method))
@@ -103,14 +161,12 @@ class LlamaCpp(Contestant):
             os.fsync(written.fileno())  # only pages that are on the disk can be dropped
         drop_pages(file)  # pages in the page cache would not count for its group
         context = sum(inputs.shape[1] for inputs in text.inputs) if text else len(PROMPT)
-        command = [python, "-I", "-B", llama_cpp_driver.__file__, file, str(torch.get_num_threads()), str(context)]
-        command += [] if mapped else [llama_cpp_driver.LOADED]
-        self._group, self._child = None, Child(self.name, command)
+        self._group, self._child = None, Child(self.name, command(file, context, load))
         try:
             if self.limited:
                 self._group = MemoryGroup()
                 self._group.add(self._child.process.pid)
-            self._child.answer()
+            self.build = f"{which()}; {self._child.answer().get('build', '')}"
             if model is not None:
                 self._logits = _logits(model)
                 lossless = gguf is None and LLAMA_CPP[method] == "F16"
@@ -119,7 +175,9 @@ class LlamaCpp(Contestant):
                 self.check(0)
             if self._group:
                 self.memory = memory_bytes
-                self._settle(self._group, memory_bytes)
+                self._settle(self._group, memory_bytes, file)
+            else:
+                set_up(self._child, file, load, None)
         except BaseException:
             self.close()
             raise
@@ -127,7 +185,7 @@ class LlamaCpp(Contestant):
     def token(self, number: int) -> None:
         """One pass from the disk. If the file is in memory, one of the tokens that llama.cpp generates in one call."""
         inputs = self.text.inputs[number][0].tolist() if self.text else PROMPT[:1]
-        if self.mapped:
+        if self.load != "read":
             answer = self._pass(inputs)
             self.recorder.report("read", "pass", "storage", answer["seconds"], answer["read_bytes"])
             return
@@ -159,10 +217,11 @@ class LlamaCpp(Contestant):
         if self._group:
             self._group.close()
 
-    def _settle(self, group: MemoryGroup, memory_bytes: int) -> None:
+    def _settle(self, group: MemoryGroup, memory_bytes: int, file: Path) -> None:
         """Limit the memory; then pass until a pass reads as much as the one before it."""
         before, now = float("inf"), self._pass(PROMPT[:1])["read_bytes"]
         group.limit(group.other_bytes + memory_bytes)
+        set_up(self._child, file, self.load, memory_bytes)
         for _ in range(MOST_PASSES):
             if abs(now - before) <= SETTLED * self.nbytes:
                 break
@@ -187,9 +246,23 @@ def _quantise(method: str):
     return repeated
 
 
-@functools.cache
+def which() -> str:
+    """Which llama.cpp is measured, in words."""
+    if llama_cpp_build.built():
+        return f"{llama_cpp_build.PACKAGE} {llama_cpp_build.VERSION}, built for this CPU"
+    return f"{PACKAGE} {VERSION}, a generic AVX2 build"
+
+
 def interpreter() -> Path:
-    """The interpreter of llama.cpp's environment, which is made first if need be."""
+    """The interpreter of an environment that has llama.cpp: one built for this machine, or the wheel's.
+
+    The latter is made first if need be. Raises `UserError` if it cannot be installed.
+    """
+    return llama_cpp_build.built() or _wheel()
+
+
+@functools.cache
+def _wheel() -> Path:
     return cached("environments", {"package": PACKAGE, "version": VERSION}, (), _install) / "bin" / "python"
 
 

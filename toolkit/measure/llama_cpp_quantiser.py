@@ -13,6 +13,7 @@ from toolkit.errors import UserError
 from toolkit.measure import llama_cpp
 
 REPEATED_ROWS = 64
+NEED_IMPORTANCE = ("IQ2_XXS", "IQ2_XS", "IQ1_S")  # `ggml_quantize_requires_imatrix`
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,10 +24,15 @@ class GgufMatrix:
     data: UInt8[np.ndarray, "rows bytes"]
 
     @classmethod
-    def encode(cls, weight: Float[Tensor, "rows columns"], kind: str) -> "GgufMatrix":
-        """Quantise a matrix by llama.cpp. Raises `UserError` if llama.cpp cannot be installed.
+    def encode(
+        cls, weight: Float[Tensor, "rows columns"], kind: str, importance: Float[Tensor, " columns"] | None = None
+    ) -> "GgufMatrix":
+        """Quantise a matrix by llama.cpp.
 
-        Raises it, too, for rows that are not whole blocks of the type: llama.cpp would write beyond their end.
+        `importance` are the weights of its columns' squared errors, a column of llama.cpp's importance matrix: the mean
+        squares of the inputs that they are multiplied with. Raises `UserError` if llama.cpp cannot be installed, for
+        rows that are not whole blocks of the type, since llama.cpp would write beyond their end, and for a type of
+        `NEED_IMPORTANCE` without it, since llama.cpp would abort.
         """
         import gguf
 
@@ -34,9 +40,15 @@ class GgufMatrix:
         block, nbytes = gguf.GGML_QUANT_SIZES[number]
         if columns % block:
             raise UserError(f"{kind}: rows of {columns} values; expected a multiple of {block}, the values of a block")
-        values = np.ascontiguousarray(weight.float().numpy())
+        if importance is None and kind in NEED_IMPORTANCE:
+            raise UserError(f"{kind}: llama.cpp quantises to this type only with an importance matrix")
+        values, weights = np.ascontiguousarray(weight.float().numpy()), None
+        if importance is not None:
+            weights = np.ascontiguousarray(importance.float().numpy())
+            assert weights.shape == (columns,), f"{weights.shape} weights of {columns} columns"
         data = np.zeros((rows, columns // block * nbytes), np.uint8)
-        written = _quantize_chunk()(number, values.ctypes.data, data.ctypes.data, 0, rows, columns, None)
+        matrix = None if weights is None else weights.ctypes.data
+        written = _quantize_chunk()(number, values.ctypes.data, data.ctypes.data, 0, rows, columns, matrix)
         assert written == data.nbytes, f"llama.cpp wrote {written} bytes of {kind}, and {data.nbytes} were expected"
         return cls(kind, data)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from toolkit.measure.contestant import Decoding, Text
 from toolkit.offload.model import OffloadedModel
-from toolkit.policies.ways import POLICIES, Way
+from toolkit.offload.ways import POLICIES, Way
 
 
 class PackedModel(Decoding):

@@ -30,9 +30,9 @@ from toolkit.measure.packed_model import PackedModel
 from toolkit.measure.turns import measured, take_turns
 from toolkit.models.twins import twin_model
 from toolkit.models.workload import Workload
-from toolkit.policies.methods import ACCELERATE, LLAMA_CPP, RIVALS
-from toolkit.policies.placement import LayerMap, place_layers
-from toolkit.policies.ways import Placed, Way
+from toolkit.offload.methods import ACCELERATE, LLAMA_CPP, RIVALS
+from toolkit.offload.placement import LayerMap, place_layers
+from toolkit.offload.ways import Placed, Way
 from toolkit.storage.packing import Linears, pack_model
 from toolkit.storage.store import Store
 
@@ -76,10 +76,7 @@ class Race:
     batches: Sequence[int] = (1,)
 
     def __post_init__(self):
-        """Refuse unknown names, and ways that cannot be limited."""
-        endless = [way.method for way, _ in self.ways if way.method in RIVALS.keys() - LLAMA_CPP]
-        if self.memory_bytes is not None and endless:
-            raise UserError(f"memory_bytes={self.memory_bytes}: {endless[0]} cannot be given a limit; leave one out")
+        """Refuse unknown names."""
         for way, mapping in self.ways:
             place_layers(way, mapping, self.layers)  # early; `refilled` is placed again once bytes are known
 
@@ -151,8 +148,8 @@ def contestants(
         places = {way.method: (way, mapping) for way, mapping in ways}
         for method in [name for name in RUNTIMES if name in places]:
             labels = _labels(*places[method], maps[places[method]], texts[0])
-            mapped = {"mapped": False} if places[method][1] == "dram" and not limit else {}
-            rivals[method] = RUNTIMES[method](method, model, folder, texts[0], labels, **mapped, **limit)
+            loaded = {"load": "read"} if places[method][1] == "dram" and not limit else {}
+            rivals[method] = RUNTIMES[method](method, model, folder, texts[0], labels, **loaded, **limit)
             rivals[method].labels = labels | {"layer_bytes": rivals[method].nbytes}
             stack.callback(rivals[method].close)
         del model

@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from toolkit.costs.machine import GB
-from toolkit.measure.contestant import Contestant
-from toolkit.measure.turns import take_turns, timeline_of
+from toolkit.machines.machine import GB
+from toolkit.measure.turns import timeline_of
 
 STAGES = ("read", "decode", "manage", "compute", "other")
 OF_TURN = ["stored_bytes", "memory_bytes", "mode", "disturbed", "measured_at"]  # the same for all spans of a turn
-NOT_COUNTED = 2  # passes of a turn through a text: the prompt, and a token that may compile something
+BUILD = "build"  # of another program: a column of races with one only
 Baseline = Mapping[str, object]
 
 
@@ -25,16 +24,17 @@ def by_turn(spans: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """One row per turn, in the order of the spans of `take_turns`: the labels `by`, repetition, and a token's numbers.
 
     Columns: seconds, tokens_per_s, read_bytes, and the seconds in which each of `STAGES` was busy (`read_s`, ...), all
-    of one token on average; and `OF_TURN`. A read that the turn's window cuts counts in proportion.
+    of one token on average; `OF_TURN`; and `BUILD` if it is there. A read that the turn's window cuts counts in
+    proportion.
     """
-    keys, rows = [*by, "repetition"], []
+    keys, rows, constants = [*by, "repetition"], [], [*OF_TURN, *spans.columns.intersection([BUILD])]
     for labels, turn in spans.groupby(keys, sort=False):
         tokens, timeline = turn["token"].nunique(), timeline_of(turn)
         seconds = timeline.total_s / tokens
         numbers = {"seconds": seconds, "tokens_per_s": 1 / seconds}
         numbers["read_bytes"] = turn.loc[turn["stage"] == "read", "nbytes"].sum() / tokens
         numbers |= {f"{stage}_s": timeline.busy_s(stage) / tokens for stage in STAGES}
-        rows.append(dict(zip(keys, labels, strict=True)) | numbers | turn[OF_TURN].iloc[0].to_dict())
+        rows.append(dict(zip(keys, labels, strict=True)) | numbers | turn[constants].iloc[0].to_dict())
     return pd.DataFrame(rows)
 
 
@@ -73,21 +73,6 @@ def times_as_fast(turns: pd.DataFrame, by: Sequence[str], baseline: Baseline, co
     wanted = pd.MultiIndex.from_frame(turns[keys].assign(**others))
     theirs = turns.set_index(keys)[column]
     return theirs[theirs.index.isin(wanted)].reindex(wanted).to_numpy() / turns[column]
-
-
-def text_speed(contestant: Contestant, repetitions: int) -> pd.Series:
-    """How fast one contestant goes through its `text`: a turn has the prompt, a pass not counted, and the tokens.
-
-    Entries, medians of the turns: first_s (of the prompt's pass), tokens_per_s with its range, read_mb (of a token),
-    disturbed (share of turns beside other work), mode. Raises what `take_turns` raises.
-    """
-    spans, by = take_turns([contestant], repetitions, len(contestant.text.inputs)), [*contestant.labels]
-    table = summary(by_turn(spans[spans["token"] >= NOT_COUNTED], by), by, ["tokens_per_s"])
-    prompts = spans[spans["token"] == 0].groupby("repetition")
-    first_s = (prompts["end_s"].max() - prompts["start_s"].min()).median()
-    rates = ["tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"]
-    table = table.assign(first_s=first_s, read_mb=table["read_bytes"] / 1e6)
-    return table[["first_s", *rates, "read_mb", "disturbed", "mode"]].iloc[0]
 
 
 def stage_summary(spans: pd.DataFrame) -> pd.DataFrame:

@@ -8,19 +8,20 @@ with the next contestant. A repetition that other work disturbed (`toolkit.measu
 contestants, since ratios are formed within a repetition.
 """
 
-import importlib.metadata
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
+from typing import Protocol, TypeVar
 
 import pandas as pd
 import torch
 
 from toolkit.cache import kept
-from toolkit.costs.probe import describe
 from toolkit.errors import UserError
+from toolkit.extras import installed_versions
+from toolkit.machines.probe import describe
 from toolkit.measure.contestant import Contestant
 from toolkit.measure.disturbance import Guard, Load
 from toolkit.progress import progress
@@ -33,8 +34,7 @@ MOST_IN_VAIN = 2  # disturbed repetitions taken again and disturbed again: the m
 
 def circumstances() -> dict[str, object]:
     """The circumstances that measurements depend on: machine, disk, number of threads, versions of libraries."""
-    versions = {name: importlib.metadata.version(name) for name in VERSIONED}
-    return {"machine": describe(), "threads": torch.get_num_threads(), "versions": versions}
+    return {"machine": describe(), "threads": torch.get_num_threads(), "versions": installed_versions(VERSIONED)}
 
 
 # decorates a function that measures: its table is kept, and measured again under other circumstances
@@ -68,9 +68,9 @@ def take_turns(
 
     Columns: the labels; repetition, from 1; tokens; token, its number in the turn, which begins with `skipped`; the
     fields of `Span`, with seconds counted from the start of the first token and without the time between tokens;
-    stored_bytes (`Contestant.nbytes`), memory_bytes, mode; others_cores, stolen_cores and disturbed of the turn
-    (`Load`); measured_at, in UTC. Raises `UserError` for fewer than one turn or token, contestants with different
-    limits of memory, and what their `check` raises.
+    stored_bytes (`Contestant.nbytes`), memory_bytes, mode; build, if a contestant has one; others_cores, stolen_cores
+    and disturbed of the turn (`Load`); measured_at, in UTC. Raises `UserError` for fewer than one turn or token,
+    contestants with different limits of memory, and what their `check` raises.
     """
     if min(repetitions, tokens) < 1:
         raise UserError(f"repetitions={repetitions}, tokens={tokens}: expected 1 or more of each")
@@ -100,7 +100,7 @@ def take_turns(
             bar.total += len(contestants)
             return repetition()
 
-        _take_again(rounds, again, guard)
+        take_again(rounds, again, guard)
     labels = [contestant.labels for contestant in contestants]
     tables = [
         turn.spans.assign(**own, repetition=number, tokens=turn.spans["token"].nunique(), **turn.load.columns())
@@ -111,14 +111,28 @@ def take_turns(
     return pd.concat(tables, ignore_index=True).assign(measured_at=moment)
 
 
+class _HasLoad(Protocol):
+    @property
+    def load(self) -> Load: ...
+
+
+Loaded = TypeVar("Loaded", bound=_HasLoad)
+
+
 @dataclass(frozen=True)
 class _Turn:
     spans: pd.DataFrame
     load: Load
 
 
-def _take_again(rounds: list[list[_Turn]], repetition: Callable[[], list[_Turn]], guard: Guard) -> None:
-    """Take disturbed rounds again, and put the new ones in the place of those that were disturbed more."""
+def take_again(rounds: list[list[Loaded]], repetition: Callable[[], list[Loaded]], guard: Guard) -> None:
+    """Take disturbed rounds again, and put the new ones in the place of those that were disturbed more.
+
+    Args:
+        rounds: the turns of each repetition; a turn has a `load` (`toolkit.measure.disturbance.Load`).
+        repetition: takes a turn of all contestants.
+        guard: that gives turns their loads.
+    """
     in_vain = 0
     for _ in range(len(rounds)):
         worst = max(range(len(rounds)), key=lambda number: _cores(rounds[number]))
@@ -131,7 +145,7 @@ def _take_again(rounds: list[list[_Turn]], repetition: Callable[[], list[_Turn]]
             rounds[worst] = again
 
 
-def _cores(turns: list[_Turn]) -> float:
+def _cores(turns: Sequence[_HasLoad]) -> float:
     return max(turn.load.cores for turn in turns)
 
 
@@ -153,6 +167,7 @@ def _turn(contestant: Contestant, tokens: int, skipped: int, is_open: bool, guar
         start_s += ended_s - begun_s
     table = pd.DataFrame(rows, columns=["token", *SPAN]).astype({"layer": "Int64"})
     sizes = {"stored_bytes": contestant.nbytes, "memory_bytes": contestant.memory, "mode": contestant.mode}
+    sizes |= {"build": contestant.build} if contestant.build else {}
     table = table.assign(seconds=table["end_s"] - table["start_s"], **sizes)
     return _Turn(table.sort_values("start_s", kind="stable"), load)
 

@@ -1,7 +1,7 @@
 """The activation function of a model's FFNs, by the name that its configuration gives it, and another in its place."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -62,23 +62,6 @@ def replaced(model: nn.Module, activations: Sequence[nn.Module]) -> Iterator[nn.
             setattr(*holder, found)
 
 
-def replaced_by(model: nn.Module, name: str | None) -> AbstractContextManager[nn.Module]:
-    """`replaced` with one activation for all blocks, by its name; with None the model keeps its own."""
-    return nullcontext(model) if name is None else replaced(model, [_module(name)] * len(decoder_blocks(model)))
-
-
-def replace_for_good(model: nn.Module, name: str) -> None:
-    """Put another activation into every decoder block, and its name into the configuration.
-
-    Raises `UserError` for an unknown name, or a block without a known activation, before anything changes.
-    """
-    found, entries = _module(name), _entries(model)
-    for holder in _holders(model):
-        setattr(*holder, found)
-    for entry in entries:
-        setattr(model.config.get_text_config(), entry, name)
-
-
 def _entries(model: nn.Module) -> dict[str, str]:
     """The entries of the configuration that name an activation; the first one counts."""
     config = model.config.get_text_config()
@@ -87,13 +70,6 @@ def _entries(model: nn.Module) -> dict[str, str]:
         raise UserError(f"{type(model).__name__}: its configuration names no activation; expected {', '.join(ENTRIES)}")
     activation(next(iter(found.values())))
     return found
-
-
-def _module(name: str) -> nn.Module:
-    from transformers.activations import ACT2FN
-
-    activation(name)
-    return ACT2FN[name]
 
 
 def _holders(model: nn.Module) -> list[tuple[nn.Module, str]]:

@@ -4,7 +4,7 @@
     merge(load_dense(), "adapters.safetensors")
 
 The weight of a linear becomes W + left · right (LoRA: Hu et al., 2022). Adapters make a model sparse: they have a
-threshold for each decoder block, too (`toolkit.models.cutting`), and maybe another activation, such as ReLU for SiLU.
+threshold for each decoder block, too (`toolkit.models.cutting`).
 """
 
 import hashlib
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from toolkit import tensor_files
 from toolkit.absmax import absmax_int8, row_scales
 from toolkit.errors import UserError
-from toolkit.models.activation import replace_for_good
 from toolkit.models.blocks import decoder_blocks, decoder_linears
 from toolkit.models.cutting import ENTRY
 from toolkit.records import line
@@ -28,7 +27,7 @@ from toolkit.records import line
 FILE = "adapters.safetensors"  # in the folder of a sparse model
 KIND = "adapters of a sparse model"
 BASE = "base_sha256"
-THRESHOLDS, ACTIVATION = "thresholds", "activation"
+THRESHOLDS = "thresholds"
 SCALES = ".scales"  # after a tensor's name: the name of its scales in a file
 
 
@@ -45,8 +44,6 @@ class Adapters:
 
     differences: Mapping[str, LowRankDifference]
     thresholds: Float32[Tensor, " layers"]
-    activation: str | None = None
-    """The activation in place of the model's own, such as "relu"; None keeps it."""
 
 
 def named_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
@@ -109,16 +106,15 @@ def in_int8(matrices: Float[Tensor, "*stack rows columns"]) -> tuple[Int8[Tensor
 
 def save(path: str | os.PathLike, base: nn.Module, adapters: Adapters, about: Mapping[str, str]) -> None:
     """Replace a file by adapters for a dense model, as `save_parts` does."""
-    described = {**about, ACTIVATION: adapters.activation} if adapters.activation else about
     tensors = {THRESHOLDS: adapters.thresholds.float(), **sides(adapters.differences)}
-    save_parts(path, KIND, base, tensors, described)
+    save_parts(path, KIND, base, tensors, about)
 
 
 def load(path: str | os.PathLike, base: nn.Module) -> Adapters:
     """The adapters of a file, as float32, for this dense model. Raises `UserError` as `load_parts` does."""
-    about, tensors = load_parts(path, KIND, base)
+    _, tensors = load_parts(path, KIND, base)
     thresholds = tensors.pop(THRESHOLDS)
-    return Adapters(differences_in(tensors), thresholds, about.get(ACTIVATION))
+    return Adapters(differences_in(tensors), thresholds)
 
 
 def merge(model: nn.Module, path: str | os.PathLike) -> None:
@@ -127,9 +123,7 @@ def merge(model: nn.Module, path: str | os.PathLike) -> None:
 
 
 def add(model: nn.Module, adapters: Adapters) -> None:
-    """Add differences to a model's weights, in place, and put thresholds and activation into its config."""
-    if adapters.activation is not None:
-        replace_for_good(model, adapters.activation)
+    """Add differences to a model's weights, in place, and put thresholds into its config."""
     add_differences(model, adapters.differences)
     setattr(model.config, ENTRY, adapters.thresholds.tolist())
 

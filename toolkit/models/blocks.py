@@ -83,7 +83,12 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
 
     Its buffers stay: angles of rotary embeddings are float32 in any case.
     """
-    plan = model._get_dtype_plan(dtype) if hasattr(model, "_get_dtype_plan") else {}
-    kept = re.compile("|".join(pattern.replace("*", ".*") for pattern in plan) or "(?!)")  # none without a plan
+    kept = kept_in_float32(model, dtype)
     for name, parameter in model.named_parameters():
         parameter.data = parameter.data.to(torch.float32 if kept.search(name) else dtype)
+
+
+def kept_in_float32(model: nn.Module, dtype: torch.dtype) -> re.Pattern:
+    """A pattern of the names of tensors that transformers keeps in float32 where a model has another type."""
+    plan = model._get_dtype_plan(dtype) if hasattr(model, "_get_dtype_plan") else {}
+    return re.compile("|".join(pattern.replace("*", ".*") for pattern in plan) or "(?!)")  # none without a plan

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from toolkit.errors import UserError
-from toolkit.models.ffn import decoder_ffns
+from toolkit.models.ffn import FFN, decoder_ffns
 
 ENTRY = "activation_thresholds"  # of a model's config
 
@@ -52,8 +52,12 @@ def hook_thresholds(model: nn.Module, thresholds: Float32[Tensor, " layers"]) ->
     ffns = decoder_ffns(model)
     if len(thresholds) != len(ffns):
         raise UserError(f"{len(thresholds)} thresholds for {len(ffns)} decoder blocks: they are another model's")
-    pairs = zip(ffns, thresholds, strict=True)
-    return [ffn.down.register_forward_pre_hook(partial(_cut, float(limit))) for ffn, limit in pairs]
+    return [hook_threshold(ffn, float(limit)) for ffn, limit in zip(ffns, thresholds, strict=True)]
+
+
+def hook_threshold(ffn: FFN, limit: float) -> RemovableHandle:
+    """Have an FFN set outputs of neurons to zero that do not exceed a limit."""
+    return ffn.down.register_forward_pre_hook(partial(_cut, limit))
 
 
 @contextmanager

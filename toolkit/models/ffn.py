@@ -6,6 +6,7 @@ itself, as OPT's does, runs without memory, and the tensors between them are fol
 """
 
 import copy
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from toolkit.errors import UserError
 from toolkit.models.activation import ACTIVATIONS, Function, name_of
 from toolkit.models.blocks import decoder_blocks, replace_module
+from toolkit.models.on_demand import own_forward
 from toolkit.models.plain import RoutedExperts
 from toolkit.models.plain import linear as linear_of
 
@@ -140,7 +142,7 @@ def _form(module: nn.Module, is_block: bool) -> Form | None:
     if not shapes:
         return None
     settings = {name: value for name, value in vars(module).items() if isinstance(value, bool | int | float | str)}
-    own = vars(module).get("forward")  # of this module alone
+    own = own_forward(module)
     key = type(module), is_block, own, tuple(sorted(settings.items())), repr(module)
     if key not in _TRIED:
         acts = _own_activations(module)[:1] if is_block else [*_own_activations(module), *ACTIVATIONS.values()]
@@ -181,7 +183,9 @@ def _followed(block: nn.Module, form: Form, act: nn.Module) -> Form | None:
     The block runs on the device "meta": a copy with small matrices would not fit its attention.
     """
     tensors = (*block.parameters(), *block.buffers())
-    one = copy.deepcopy(block, {id(it): torch.empty_like(it, device="meta") for it in tensors}).eval()
+    hooks_of = [hooks for it in block.modules() for hooks in (it._forward_pre_hooks, it._forward_hooks)]
+    without: dict[int, object] = {id(it): torch.empty_like(it, device="meta") for it in tensors}
+    one = copy.deepcopy(block, without | {id(hooks): OrderedDict() for hooks in hooks_of}).eval()
     names = {id(it): name for name, it in block.named_children()}
     own, passed = dict(one.named_children()), []
     up, act_of_copy, down = own[form.up], own[names[id(act)]], own[form.down]

@@ -9,7 +9,7 @@ transformers' own loader, which leaves out keys: a file with a key that it leave
 import contextlib
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,9 @@ from toolkit.errors import UserError
 from toolkit.hub import NO_CODE
 from toolkit.models.gguf_config import FAMILIES, HARMLESS, NEUTRAL, config_of
 from toolkit.models.gguf_header import GgufHeader
-from toolkit.models.gguf_tensors import Placement, fill, placements
+from toolkit.models.gguf_tensors import Placement, dequantised, fill, placements
 from toolkit.models.gguf_tokenizer import read_tokenizer
+from toolkit.models.on_demand import TensorSource
 from toolkit.models.skeleton import outline
 from toolkit.records import line
 
@@ -103,17 +104,47 @@ def parameters(header: GgufHeader, dtype: torch.dtype) -> Iterator[tuple[str, to
     return _values(*plan(header, dtype))
 
 
-@torch.no_grad()
 def _values(model: nn.Module, plan: Sequence[Placement]) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a model without weights, filled one after the other."""
+    parts = _by_parameter(plan)
+    for name, tensor in _stored(model).items():
+        yield name, _filled_by(parts[name], tensor)
+
+
+def _by_parameter(plan: Sequence[Placement]) -> dict[str, list[Placement]]:
     parts: dict[str, list[Placement]] = {}
     for placement in plan:
         parts.setdefault(placement.parameter, []).append(placement)
-    for name, tensor in _stored(model).items():
-        values = torch.empty(tensor.shape, dtype=tensor.dtype)
-        for placement in parts[name]:
-            fill(values, placement)
-        yield name, values
+    return parts
+
+
+@torch.no_grad()
+def _filled_by(parts: Sequence[Placement], tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor whose parts these are."""
+    values = torch.empty(tensor.shape, dtype=tensor.dtype)
+    for placement in parts:
+        fill(values, placement)
+    return values
+
+
+class GgufSource(TensorSource):
+    """The tensors of a file of `FAMILIES`, dequantised when they are used. Raises `UserError` as `plan` does."""
+
+    def __init__(self, header: GgufHeader, outline: nn.Module, dtype: torch.dtype):
+        """`dtype` is that of dequantised values, which are then rounded to those of the outline."""
+        self.outline = outline
+        shapes, placed = plan(header, dtype)
+        self._shapes, self._parts = _stored(shapes), _by_parameter(placed)
+
+    def tensors(self, names: Collection[str]) -> dict[str, torch.Tensor]:
+        """These tensors."""
+        types = {name: tensor.dtype for name, tensor in self.outline.state_dict().items()}
+        return {name: _filled_by(self._parts[name], self._shapes[name]).to(types[name]) for name in names}
+
+    def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Some rows of a matrix."""
+        (placement,), dtype = self._parts[name], self._shapes[name].dtype
+        return dequantised(placement.tensor, dtype, slice(start, stop)).to(self.outline.get_parameter(name).dtype)
 
 
 def _check_keys(header: GgufHeader) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from toolkit.errors import UserError
-from toolkit.models.gguf_header import GgufHeader
-from toolkit.models.gguf_tensors import LONG, ROTARY, SHORT, dequantised
+from toolkit.models.gguf_header import LONG, ROTARY, SHORT, GgufHeader, decoded
 from toolkit.records import line
 
 # keys that do not change what the model computes: sizes that tensors have, notes, and YaRN's where nothing is scaled
@@ -133,10 +134,22 @@ class Family:
 def config_of(header: GgufHeader) -> Any:
     """The configuration of transformers for a file's model, without the file's tokenizer.
 
-    Raises `UserError`, which names the key, for a value that is missing, wrong or cannot be applied.
+    Raises `UserError` as `fields_of` does, and for values that transformers refuses.
     """
     import transformers
 
+    model, fields = fields_of(header)
+    try:
+        return transformers.AutoConfig.for_model(model, **fields)
+    except Exception as error:  # whatever transformers refuses
+        raise UserError(f"its header describes no model of transformers: {line(error)}") from error
+
+
+def fields_of(header: GgufHeader) -> tuple[str, dict[str, Any]]:
+    """The model type of transformers and the fields of its configuration, without transformers.
+
+    Raises `UserError`, which names the key, for a value that is missing, wrong or cannot be applied.
+    """
     family, values = FAMILIES[str(header.architecture)], Values(header)
     fields = _sizes(values)
     fields |= {name: values.number(key) for key, name in family.keys.items()}
@@ -150,10 +163,7 @@ def config_of(header: GgufHeader) -> Any:
     family.adjust(values, fields)
     _check_scale(values, fields)
     values.check_used()
-    try:
-        return transformers.AutoConfig.for_model(fields.pop("model", family.model), **fields)
-    except Exception as error:  # whatever transformers refuses
-        raise UserError(f"its header describes no model of transformers: {line(error)}") from error
+    return fields.pop("model", family.model), fields
 
 
 def _sizes(values: Values) -> dict[str, Any]:
@@ -273,8 +283,8 @@ def _factors(values: Values, name: str, dimensions: int) -> list[float]:
     if tensor.shape != (dimensions // 2,):
         expected = f"({dimensions // 2},), half of {values.prefix}rope.dimension_count"
         raise UserError(f"its {name} has shape {tensor.shape}; expected {expected}")
-    factors = dequantised(tensor)
-    if not (factors.isfinite() & (factors > 0)).all():
+    factors = decoded(tensor)
+    if not (np.isfinite(factors) & (factors > 0)).all():
         raise UserError(f"its {name} has numbers that are not positive")
     return factors.tolist()
 

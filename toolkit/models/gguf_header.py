@@ -2,7 +2,6 @@
 
     header = read_header(Path("model.gguf"))
     header.tensors["blk.0.ffn_up.weight"].nbytes
-    gguf_shape(header)
 
 The reader of the package `gguf` takes 13 seconds for a vocabulary of 150 thousand words, each of which becomes an
 array; here long arrays are skipped. Anyone may have written a file: sizes are bounded by what it holds. The pieces
@@ -19,18 +18,20 @@ from functools import lru_cache
 from math import prod
 from pathlib import Path
 
+import numpy as np
+from jaxtyping import Float32
+
 from toolkit.errors import UserError
-from toolkit.models.architectures import ModelShape
-from toolkit.models.shape_of import BlockSizes, assemble
 from toolkit.records import line, regular_size
 
 LONGEST = 4096  # numbers of an array that is read: one or a few a block, not a token's scores
+LARGE = 10**9  # weights; a copy of so many or more is kept in bfloat16
 VERSIONS = (2, 3)
 PIECE = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")  # as llama-gguf-split names them
 SIZES = re.compile(r"_(count|length)$(?<!context_length)")  # a context may be longer than anything in the file
 LAYERS = "blk."  # how the names of the decoder blocks' tensors begin
-FFN = "ffn_"  # how the names of their FFNs begin
-FUSED_GATE = ("phi3", "chatglm", "glm4")  # architectures whose up projection holds the gate's rows, too
+# tensors of factors that divide the frequencies of rotary embeddings: of all texts, or of short and of long ones
+ROTARY, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,11 @@ class GgufHeader:
     def weights(self) -> int:
         """The number of weights in all tensors."""
         return sum(prod(tensor.shape) for tensor in self.tensors.values())
+
+    @property
+    def dtype(self) -> str:
+        """The type of dense weights and of a key-value cache: "float32", or of large models "bfloat16"."""
+        return "float32" if self.weights < LARGE else "bfloat16"
 
     @property
     def quantisation(self) -> str:
@@ -212,45 +218,11 @@ def _check_sizes(header: GgufHeader) -> None:
             raise UserError(f"{header.file}: {line(key)} is {value!r:.40}; expected a whole number from 0 to {most}")
 
 
-def gguf_shape(header: GgufHeader) -> ModelShape:
-    """The sizes of the model in a file. Raises `UserError`, which names the architecture, as `assemble` does."""
-    try:
-        return _shape(header)
-    except Exception as error:  # whatever fails in a foreign file
-        reason = error if isinstance(error, UserError) else "its sizes do not fit together"
-        raise UserError(f"{header.file}: architecture {header.architecture!r:.99}: {reason}") from error
+def decoded(tensor: GgufTensor) -> Float32[np.ndarray, "*shape"]:
+    """The values of a small tensor, in its own shape."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
 
-
-def _shape(header: GgufHeader) -> ModelShape:
-    embedding = header.tensors.get("token_embd.weight")
-    heads, count = header.size("attention.head_count"), header.size("block_count")
-    if embedding is None or not heads or not count:
-        raise UserError("expected a token embedding, and how many heads and blocks there are")
-    hidden = embedding.shape[1]
-    matrices: dict[int, dict[str, tuple[int, ...]]] = {}
-    for name, tensor in header.tensors.items():
-        part, _, rest = name.removeprefix(LAYERS).partition(".")
-        if name.startswith(LAYERS) and part.isdecimal():
-            matrices.setdefault(int(part), {})[rest.removesuffix(".weight")] = tensor.shape
-    if sorted(matrices) != list(range(count)):
-        raise UserError(f"expected tensors of blocks 0 to {count - 1}")
-    fused = header.architecture in FUSED_GATE
-    return assemble(
-        [_block(matrices[number], fused) for number in sorted(matrices)],
-        [tensor.shape for tensor in header.tensors.values()],
-        hidden=hidden,
-        vocabulary=embedding.shape[0],
-        tied="output.weight" not in header.tensors,
-        heads=heads,
-        per_token=header.size("expert_used_count") or 0,
-    )
-
-
-def _block(matrices: Mapping[str, tuple[int, ...]], fused: bool) -> BlockSizes:
-    attention = tuple(it[:2] for name, it in matrices.items() if len(it) == 2 and not name.startswith(FFN))
-    down, shared = matrices.get("ffn_down_exps"), matrices.get("ffn_down_shexp", (0, 0))
-    if down:
-        return BlockSizes(attention, experts=down[0], expert_ffn=down[2], shared_ffn=shared[1])
-    if "ffn_down" not in matrices:
-        raise UserError("a block has no ffn_down")
-    return BlockSizes(attention, matrices["ffn_down"][1], fused or "ffn_gate" in matrices)
+    data = np.fromfile(tensor.file, np.uint8, tensor.nbytes, offset=tensor.offset)
+    rows = prod(tensor.shape[:-1])
+    return np.asarray(dequantize(data.reshape(rows, -1), GGMLQuantizationType[tensor.kind])).reshape(tensor.shape)

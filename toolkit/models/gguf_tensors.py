@@ -21,11 +21,9 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import UserError
-from toolkit.models.gguf_header import LAYERS, GgufHeader, GgufTensor
+from toolkit.models.gguf_header import LAYERS, LONG, ROTARY, SHORT, GgufHeader, GgufTensor
 
 PIECE = 1 << 22  # values that a thread dequantises at a time
-# tensors that are no parameters: `gguf_config` puts them into the configuration
-ROTARY, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 
 
 @dataclass(frozen=True)
@@ -186,7 +184,7 @@ def placements(header: GgufHeader, sizes: Mapping[str, tuple[int, ...]], heads: 
     """
     found = []
     for name, tensor in header.tensors.items():
-        if name in (ROTARY, SHORT, LONG):
+        if name in (ROTARY, SHORT, LONG):  # `gguf_config` puts them into the configuration
             continue
         placement = _placement(name, tensor, ARCHITECTURES[str(header.architecture)], sizes, heads)
         if placement.parameter not in sizes:
@@ -282,24 +280,25 @@ def fill(parameter: Tensor, placement: Placement) -> None:
     view.copy_((values + layout.shift if layout.shift else values).reshape(view.shape))
 
 
-def dequantised(tensor: GgufTensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The values of a tensor, in its own shape, on all cores; float32 in between."""
+def dequantised(tensor: GgufTensor, dtype: torch.dtype = torch.float32, rows: slice | None = None) -> Tensor:
+    """The values of a tensor, in its own shape, or some rows of a matrix; on all cores, float32 in between."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
     columns = tensor.shape[-1] if tensor.shape else 1
     raw = np.memmap(tensor.file, np.uint8, "r", tensor.offset, (tensor.nbytes,))
-    rows = prod(tensor.shape) // columns
-    blocks = raw.reshape(rows, -1)
-    values, kind = torch.empty(rows, columns, dtype=dtype), GGMLQuantizationType[tensor.kind]
+    blocks = raw.reshape(prod(tensor.shape) // columns, -1)[rows or slice(None)]
+    kind = GGMLQuantizationType[tensor.kind]
+    with torch.inference_mode(False):  # the caller may be in it, and the threads of the pool are not
+        values = torch.empty(len(blocks), columns, dtype=dtype)
 
     def convert(span: slice) -> None:
         piece = np.array(blocks[span])  # aligned, and apart from the file
         values[span].copy_(torch.from_numpy(dequantize(piece, kind)))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(convert, _spans(rows, max(1, PIECE // columns))))
-    return values.reshape(tensor.shape)
+        list(pool.map(convert, _spans(len(blocks), max(1, PIECE // columns))))
+    return values if rows else values.reshape(tensor.shape)
 
 
 def _spans(count: int, step: int) -> Iterator[slice]:

@@ -1,6 +1,7 @@
 """The tokenizer of a GGUF file, which transformers builds from the file's vocabulary once.
 
-    tokenizer = read_tokenizer(read_header(file))
+    tokenizer = read_tokenizer(read_header(file))        # transformers' tokenizer
+    tokenizer = read_kept_tokenizer(read_header(file))   # the same without transformers
 
 150 thousand tokens take a second and a third. So the result is kept under the SHA-256 of the header: it is read in a
 quarter of that time. The tokens, merges and settings are the same.
@@ -9,6 +10,8 @@ quarter of that time. The tokens, merges and settings are the same.
 import hashlib
 import json
 import logging
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,8 @@ from typing import Any
 from toolkit.cache import shelf
 from toolkit.errors import UserError
 from toolkit.files import file_sha256, read_json, replacing, write_json
-from toolkit.models.gguf_header import GgufHeader
+from toolkit.models.file_tokenizer import FileTokenizer
+from toolkit.models.gguf_header import GgufHeader, read_header
 from toolkit.records import line
 from toolkit.sources import fingerprint
 
@@ -38,8 +42,8 @@ def read_tokenizer(header: GgufHeader) -> Any:
         tokenizer = _kept(place)
         if tokenizer is None:
             backend, settings = _built(header)
-            _keep(place, backend, settings)
             tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+            _keep(place, tokenizer.backend_tokenizer, settings)
         tokenizer(SAMPLE)
     except UserError:
         raise
@@ -47,6 +51,22 @@ def read_tokenizer(header: GgufHeader) -> Any:
         kind = header.metadata.get("tokenizer.ggml.model")
         raise UserError(f"its tokenizer ({kind!r:.40}) cannot be read: {line(error)}") from error
     return tokenizer
+
+
+def read_kept_tokenizer(header: GgufHeader) -> Any:
+    """The same by the package `tokenizers` alone: a `FileTokenizer`. The first time another process builds it.
+
+    Where nothing can be kept it is transformers' own. Raises what `read_tokenizer` raises.
+    """
+    place = _place(header)
+    if place is not None and _entry(place) is None:
+        subprocess.run([sys.executable, "-P", "-m", __name__, header.file], check=False, stderr=subprocess.DEVNULL)
+    entry = _entry(place) if place else None
+    if entry is None:
+        return read_tokenizer(header)
+    from tokenizers import Tokenizer
+
+    return FileTokenizer(Tokenizer.from_file(str(place)), entry["settings"])
 
 
 def _built(header: GgufHeader) -> tuple[Any, dict[str, Any]]:
@@ -83,13 +103,17 @@ def _place(header: GgufHeader) -> Path | None:
 
 
 def _kept(place: Path | None) -> Any:
-    """The tokenizer that is kept there; None if there is none, or it is damaged."""
+    """The tokenizer that is kept there, if any."""
     from transformers import PreTrainedTokenizerFast
 
-    entry = read_json(_settings(place)) if place else {}
-    if not place or not place.is_file() or entry.get("sha256") != file_sha256(place):
-        return None
-    return PreTrainedTokenizerFast(tokenizer_file=str(place), **entry["settings"])
+    entry = _entry(place) if place else None
+    return entry and PreTrainedTokenizerFast(tokenizer_file=str(place), **entry["settings"])
+
+
+def _entry(place: Path) -> dict[str, Any] | None:
+    """The settings kept beside a tokenizer; None if there is none, or it is damaged."""
+    entry = read_json(_settings(place))
+    return entry if place.is_file() and entry.get("sha256") == file_sha256(place) else None
 
 
 def _keep(place: Path | None, backend: Any, settings: dict[str, Any]) -> None:
@@ -113,3 +137,7 @@ def _is_json(value: object) -> bool:
         return json.loads(json.dumps(value)) == value
     except (TypeError, ValueError):
         return False
+
+
+if __name__ == "__main__":
+    read_tokenizer(read_header(Path(sys.argv[1])))

@@ -3,6 +3,7 @@
 from torch import nn
 
 from toolkit.models.blocks import decoder_blocks, decoder_linears
+from toolkit.models.on_demand import is_on_demand
 from toolkit.models.plain import linear
 
 HEAD = "head"  # the op of a part
@@ -19,7 +20,8 @@ def untied_head(model: nn.Module) -> nn.Module:
     """Give a model a head of its own where it is the embedding, in place; return the model."""
     head = model.get_output_embeddings()
     if head.weight is model.get_input_embeddings().weight:
-        head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+        weight = head.weight.detach()
+        head.weight = nn.Parameter(weight if is_on_demand(model) else weight.clone(), requires_grad=False)
         model.config.get_text_config().tie_word_embeddings = False
         model.config.tie_word_embeddings = False
     return model

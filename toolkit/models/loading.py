@@ -1,32 +1,37 @@
 """Named models: embedded ones, GGUF files, local folders and the Hugging Face hub."""
 
 import contextlib
+import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from toolkit import downloads, hub, paths, sources
+from toolkit import downloads, hub, memory_limits, paths, sources
 from toolkit.cache import cached, kept
 from toolkit.errors import UserError
 from toolkit.files import check_memory, check_space, file_sha256, path_of
 from toolkit.models import adapters, skeleton, upcycled
-from toolkit.models.blocks import cast_parameters
+from toolkit.models.blocks import cast_parameters, kept_in_float32
 from toolkit.models.cutting import cut_for_good
+from toolkit.models.on_demand import TensorSource, first_outputs, is_on_demand, on_demand, shares_tensors
 from toolkit.models.plain import plain
+from toolkit.models.safetensors_source import SafetensorsSource
 from toolkit.models.weight_map import INDEX, stored_shapes, weight_map
 
 if TYPE_CHECKING:
     import pandas as pd
 
+
 LOCAL = {"local_files_only": True}  # options of `from_pretrained`
-LARGE = 10**9  # weights; a copy of so many or more is kept in bfloat16
+ADAPTER, SINGLE = "adapter_config.json", "model.safetensors"  # names of files
 SHARD = "1GB"  # so that several threads hash a large model
 PLANNER = ("toolkit.models.shape_of", "toolkit.models.architectures")  # the sizes of a header; weights need none
 ROUNDING = 0.05  # of the logits' standard deviation
@@ -45,12 +50,15 @@ class Model:
     """A folder under `data/models/` whose file makes this model of the dense one; None for a dense model."""
 
 
-def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Module, object]:
+def load_model(
+    name: str, dtype: torch.dtype = torch.bfloat16, memory: float | str | None = None
+) -> tuple[nn.Module, object]:
     """A causal language model, in evaluation mode and without gradients, and its tokenizer.
 
     Args:
         name: a key of `MODELS`, a GGUF file, a folder in Hugging Face's layout, or an id on the hub.
         dtype: of every parameter; `fast_dtype()` is the quickest to compute with on this machine.
+        memory: that weights may take, in bytes or as "2GB"; None takes what is free.
 
     A GGUF file may have any type of blocks that the package `gguf` dequantises, and any architecture of
     `toolkit.models.gguf.architectures`; of the pieces of a split one any may be named. Its blocks are dequantised once
@@ -60,10 +68,18 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
 
     A model whose config has `activation_thresholds` cuts its neurons (`toolkit.models.cutting`).
 
+    A model larger than this memory comes as `open_model` gives it: one block at a time is in memory.
+
     Code in a model's folder is never run, and pickled weights are never read. Raises `UserError` if the name is
     unknown, the hub does not give the model, the model needs code or pickled weights, its files lack a tensor or have
     one too many, or it is no decoder.
     """
+    room = memory_limits.bytes_of("memory", memory)
+    room = memory_limits.free_bytes() if room is None else min(room, memory_limits.free_bytes())
+    return open_model(name, dtype) if _weight_bytes(name, dtype) > room else _load_whole(name, dtype)
+
+
+def _load_whole(name: str, dtype: torch.dtype) -> tuple[nn.Module, object]:
     place, options = _place(name)
     parts = parts_of(name)
     _decoder_config(name, place, options)
@@ -88,12 +104,112 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     return model, tokenizer
 
 
+def open_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Module, object]:
+    """The model of `load_model`, whose decoder blocks are in memory only while they are used, and its tokenizer.
+
+    A folder's tensors are mapped, a GGUF file's are dequantised each time that they are used; no copy is kept. The
+    logits are those of `load_model`. A few models come whole: the toolkit's own of `smollm2-135m`, GGUF files of
+    architectures that only transformers' loader reads, adapters, quantised models, and those whose blocks share
+    tensors. Arguments and errors are those of `load_model`.
+    """
+    file = gguf_file(name)
+    if parts_of(name) or (file is not None and not _is_read_here(file)):
+        return _load_whole(name, dtype)
+    place, options = _place(name) if file is None else (_described(name, file), LOCAL)
+    config = _decoder_config(name, place, options)
+    if file is None and (getattr(config, "quantization_config", None) or _stored_file(place, ADAPTER, options)):
+        return _load_whole(name, dtype)
+    with _loading(name, options):
+        tokenizer = hub.read_tokenizer(place, **options)
+        config.dtype = dtype
+        source = _source(place, options, file, skeleton.outline(config))
+        model = copy.deepcopy(source.outline)
+        if shares_tensors(model):
+            return _load_whole(name, dtype)
+        _read_generation_config(model, place, options)
+    if isinstance(source, SafetensorsSource):
+        _check_complete(name, {"missing_keys": source.missing, "unexpected_keys": source.unexpected})
+    skeleton.compute_buffers(plain(model))
+    on_demand(model, source)
+    cut_for_good(model)
+    model.eval().requires_grad_(False)
+    _check_causal(model)
+    return model, tokenizer
+
+
+def _weight_bytes(name: str, dtype: torch.dtype) -> int:
+    """The bytes of the weights of a GGUF file or a folder; 0 for an id on the hub."""
+    if (file := gguf_file(name)) is not None:
+        from toolkit.models.gguf_header import read_header
+
+        return read_header(file).weights * dtype.itemsize
+    return sum(map(prod, stored_shapes(Path(name)))) * dtype.itemsize if Path(name).is_dir() else 0
+
+
+def _source(place: str, options: dict, file: Path | None, outline: nn.Module) -> TensorSource:
+    """Where the tensors of a model lie, in the types of its parameters."""
+    dtype = outline.dtype
+    kept = kept_in_float32(outline, dtype)
+    for tensor_name, tensor in outline.state_dict(keep_vars=True).items():
+        if kept.search(tensor_name):
+            tensor.data = tensor.data.float()
+    if file is None:
+        return SafetensorsSource(_weight_files(place, options), outline, dtype)
+    from toolkit.models.gguf import GgufSource
+    from toolkit.models.gguf_header import read_header
+
+    header = read_header(file)
+    return GgufSource(header, outline, getattr(torch, header.dtype))
+
+
+def _weight_files(place: str, options: dict) -> list[str]:
+    """The safetensors files of a folder, or of the hub's cache, to which they are downloaded if needed."""
+    from transformers.utils.hub import get_checkpoint_shard_files
+
+    if (index := _stored_file(place, INDEX, options)) is not None:
+        return get_checkpoint_shard_files(place, index, **options)[0]
+    if (single := _stored_file(place, SINGLE, options)) is not None:
+        return [single]
+    raise UserError(f"it holds no {SINGLE} and no {INDEX}; pickled weights are not read")
+
+
+def _stored_file(place: str, file: str, options: dict) -> str | None:
+    """A file of a folder or of the hub; None if there is none."""
+    from transformers.utils.hub import cached_file
+
+    return cached_file(
+        place,
+        file,
+        **options,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+
+
+def _read_generation_config(model: nn.Module, place: str, options: dict) -> None:
+    """Give a model the settings of `generate` that lie beside its configuration, as `from_pretrained` does."""
+    from transformers import GenerationConfig
+
+    if model.can_generate():
+        try:
+            model.generation_config = GenerationConfig.from_pretrained(place, _from_auto=True, **options)
+        except OSError:  # it has none
+            model.generation_config = GenerationConfig.from_pretrained(
+                place, config_file_name=skeleton.CONFIG, _from_auto=True, **options
+            )
+
+
 @torch.no_grad()
 def _check_causal(model: nn.Module) -> None:
-    """Raise `UserError` if later tokens change the logits of the first one, as in BERT. No class or config says so."""
+    """Raise `UserError` if later tokens change the logits of the first one, as in BERT. No class or config says so.
+
+    A model on demand runs up to the end of its first block.
+    """
+    tokens = torch.tensor([[1, 2, 3, 4, 5], [1, 6, 7, 8, 9]]) % model.config.get_text_config().vocab_size
     with hub.foreign_code(type(model).__name__, "its own code fails"):
-        tokens = torch.tensor([[1, 2, 3, 4, 5], [1, 6, 7, 8, 9]]) % model.config.get_text_config().vocab_size
-        one, other = model(tokens).logits[:, 0].float()
+        outputs = first_outputs(model, tokens) if is_on_demand(model) else model(tokens).logits
+        one, other = outputs[..., 0, :].float().unbind(-2)
     if (one - other).square().mean().sqrt() > ROUNDING * one.std():
         name = type(model).__name__
         raise UserError(f"{name} is no decoder: its logits depend on later tokens; choose a decoder-only model")
@@ -105,7 +221,7 @@ def _decoder_config(name: str, place: str, options: dict):
     config = _config(name, place, options)
     if config.is_encoder_decoder:
         raise UserError(f"model {name!r} is an encoder-decoder ({config.model_type}); choose a decoder-only model")
-    if Path(place).is_dir():
+    if Path(place).is_dir() and place == name:
         _check_weights(name, Path(place))
     return config
 
@@ -156,8 +272,22 @@ def check_model(name: str) -> None:
     _decoder_config(name, *_place(name))
 
 
+def fingerprint(name: str) -> str:
+    """A text that changes with a model's weights: the SHA-256 of a GGUF file, or sizes and times of a folder's files.
+
+    An id on the hub stands for itself.
+    """
+    if (file := gguf_file(name)) is not None:
+        return gguf_sha256(file)
+    files = sorted(Path(name).glob("*.safetensors")) if Path(name).is_dir() else ()
+    return " ".join(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files) or name
+
+
 def read_config(name: str):
     """The configuration of a model, as `load_model` reads it, with the same `UserError`s."""
+    file = gguf_file(name)
+    if file is not None and not parts_of(name) and _is_read_here(file):
+        return _config(name, _described(name, file), LOCAL)
     return _config(name, *_place(name))
 
 
@@ -244,9 +374,14 @@ def _place(name: str) -> tuple[str, dict]:
         return _dequantised(gguf_sha256(file), partial(_dequantise, name, lambda: file)), LOCAL
     if Path(name).is_dir():
         return name, LOCAL
+    return name, _hub_options(name)
+
+
+def _hub_options(name: str) -> dict:
+    """Options of `from_pretrained` for an id on the hub. Raises `UserError` for the name of a folder."""
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"unknown model {name!r}: there is no such folder; {_offline_models()}")
-    return name, {"local_files_only": not hub.reachable()}
+    return {"local_files_only": not hub.reachable()}
 
 
 @contextlib.contextmanager
@@ -302,12 +437,41 @@ def gguf_sha256(file: Path) -> str:
     return " ".join(map(file_sha256, read_header(file).files))
 
 
+def _is_read_here(file: Path) -> bool:
+    """Whether the toolkit's own reader takes a GGUF file."""
+    from toolkit.models.gguf_config import FAMILIES
+    from toolkit.models.gguf_header import read_header
+
+    return read_header(file).architecture in FAMILIES
+
+
+def _described(name: str, file: Path) -> str:
+    """A folder with the configuration and the tokenizer of a GGUF file, in the layout of Hugging Face."""
+    from toolkit.models.gguf import plan
+    from toolkit.models.gguf_header import read_header
+    from toolkit.models.gguf_tokenizer import read_tokenizer
+
+    def describe(folder: Path) -> None:
+        with _reading_gguf(name):
+            header = read_header(file)
+            model, _ = plan(header, getattr(torch, header.dtype))
+            tokenizer = read_tokenizer(header)
+        model.config.architectures = [type(model).__name__]
+        with hub.quiet():
+            for part in (model.config, model.generation_config, tokenizer):
+                part.save_pretrained(folder)
+
+    _check_gguf(name, file)
+    code = sources.dependencies("toolkit.models.gguf", without=PLANNER)
+    return str(cached("descriptions", {"gguf_sha256": gguf_sha256(file)}, code, describe))
+
+
 def _dequantise(name: str, file: Callable[[], Path], folder: Path) -> None:
     from toolkit.models.gguf import read
     from toolkit.models.gguf_header import read_header
 
     header = read_header(file())
-    dtype = torch.float32 if header.weights < LARGE else torch.bfloat16
+    dtype = getattr(torch, header.dtype)
     nbytes = header.weights * dtype.itemsize
     check_space(folder, nbytes)
     check_memory(nbytes, f"{name}, dequantised,")
@@ -326,6 +490,6 @@ WEIGHTS = {
     "qwen2.5-coder-0.5b": 630_167_424,
     "qwen2.5-coder-1.5b": 1_777_088_000,
 }
-PARTS = ("smollm2-135m-sparse90", "smollm2-135m-moe-upcycled")  # made by toolkit.recovery
+PARTS = ("smollm2-135m-sparse90", "smollm2-135m-moe-upcycled")  # each with the recipe.py that made it
 MODELS = {name: Model(name, weights) for name, weights in WEIGHTS.items()}
 MODELS |= {name: Model("smollm2-135m", WEIGHTS["smollm2-135m"], name) for name in PARTS}

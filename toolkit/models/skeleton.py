@@ -119,7 +119,7 @@ def empty_model(config, check: Callable[[nn.Module], None]) -> nn.Module:
     """
     model = check_outline(config, check)
     with _usable(CONFIG):
-        _compute_buffers(model)
+        compute_buffers(model)
     return model
 
 
@@ -191,7 +191,7 @@ def _dtype(config) -> torch.dtype:
     return config.dtype or config.get_text_config().dtype or torch.float32
 
 
-def _compute_buffers(model: nn.Module) -> None:
+def compute_buffers(model: nn.Module) -> None:
     """Compute the buffers that no file holds as `from_pretrained` does: in float32, not in the model's type.
 
     Their types stay. Buffers that a file holds have no values yet. Sines that are computed in bfloat16 are off by up to

@@ -3,12 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from toolkit import hub
 from toolkit.errors import UserError, unknown
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.models.blocks import cast_parameters
-from toolkit.models.plain import plain
 from toolkit.models.shapes import SHAPES, random_pruned, twin_shapes
+from toolkit.models.skeleton import empty_model
 
 VOCABULARY, POSITIONS, HEAD = 1000, 256, 64  # small, since the layers are what is timed; heads have their usual size
 
@@ -87,11 +86,7 @@ def _config(model: str, layers: int, vocabulary: int):
 
 def _filled(config, dtype: torch.dtype, seed: int, weights: dict[str, Tensor], alike: bool) -> nn.Module:
     """The model of a configuration, with these weights of layers and random ones elsewhere; experts have no memory."""
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
-
-    with hub.quiet(), init_empty_weights(include_buffers=False):
-        made = plain(AutoModelForCausalLM.from_config(config, **hub.NO_CODE))
+    made = empty_model(config, lambda outline: None)
     torch.manual_seed(seed)
     own = {name: it for name, it in made.named_parameters() if ".experts." not in name}
     state = {name: _value(name, each, weights, dtype, alike) for name, each in own.items()}

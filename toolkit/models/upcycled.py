@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from toolkit.errors import UserError
 from toolkit.models.adapters import load_parts, save_parts
 from toolkit.models.ffn import decoder_ffns
-from toolkit.models.plain import plain
+from toolkit.models.skeleton import empty_model
 
 FILE = "experts.safetensors"  # in the folder of an upcycled model
 KIND = "experts of an upcycled model"
@@ -58,14 +58,12 @@ def as_mixtral(base: nn.Module, parts: Mapping[str, Tensor], per_token: int, dty
 
     It shares no tensor with the base. Raises `UserError` for a base that is no Llama.
     """
-    from accelerate import init_empty_weights
-    from transformers import MixtralConfig, MixtralForCausalLM
+    from transformers import MixtralConfig
 
     check_llama(base)
     entries = {name: getattr(base.config, name) for name in TAKEN_OVER}
     entries |= {"num_local_experts": parts["router"].shape[1], "num_experts_per_tok": per_token}
-    with init_empty_weights(include_buffers=False):
-        model = MixtralForCausalLM(MixtralConfig(**entries, sliding_window=None, dtype=dtype))
+    model = empty_model(MixtralConfig(**entries, sliding_window=None, dtype=dtype), lambda outline: None)
     own = {name: tensor for name, tensor in base.state_dict().items() if ".mlp." not in name}
     weights = {name: tensor.to(dtype, copy=True) for name, tensor in own.items()}
     for layer, ffn in enumerate(decoder_ffns(base)):
@@ -74,8 +72,9 @@ def as_mixtral(base: nn.Module, parts: Mapping[str, Tensor], per_token: int, dty
         weights[f"{place}.gate.weight"] = parts["router"][layer].to(dtype, copy=True)
         for name, dense in {"gate_up": gate_up, "down": down}.items():
             lows = zip(parts[f"{name}_left"][layer], parts[f"{name}_right"][layer], strict=True)
-            sums = [(dense.float() + left @ right).to(dtype) for left, right in lows]
-            weights[f"{place}.experts.{name}_proj"] = torch.stack(sums)
+            for expert, (left, right) in enumerate(lows):
+                ours = f"{place}.experts.{expert}.{name.removeprefix('gate_')}.weight"  # as `plain` names them
+                weights[ours] = (dense.float() + left @ right).to(dtype)
     model.load_state_dict(weights, assign=True)
     model.tie_weights()
-    return plain(model)
+    return model

@@ -17,10 +17,11 @@ import torch
 from toolkit.models import decoder_blocks
 from toolkit.models.blocks import replace_module
 from toolkit.models.experts import Experts, block_experts, mixtures_by_layer
-from toolkit.offload.expert_ffn import ExpertFFN, ExpertSlots, Router, products
+from toolkit.offload.expert_ffn import ExpertFFN, Router, products
+from toolkit.offload.expert_slots import ExpertSlots
 from toolkit.offload.strategy import OnDemand, Opening
-from toolkit.policies.residencies import Lru
-from toolkit.policies.two_level import TwoLevel
+from toolkit.residency.policies import Lru
+from toolkit.residency.two_level import TwoLevel
 from toolkit.storage.buffers import HUGE_PAGE_BYTES, aligned_buffer
 from toolkit.storage.buffers import buffer_bytes as whole_pages
 from toolkit.storage.experts import LAYOUT, check_fits, op_name

@@ -21,12 +21,12 @@ from toolkit.models.cutting import thresholds_of
 from toolkit.models.ffn import decoder_ffns, known_activation, replace_ffn
 from toolkit.offload.neuron_ffn import Maths, NeuronFFN, SplitFFN, choose, place
 from toolkit.offload.neuron_store import NeuronReads, NeuronStore
+from toolkit.offload.placement import Shares
 from toolkit.offload.strategy import OnDemand, Opening
-from toolkit.policies.placement import Shares
-from toolkit.policies.residencies import SlidingWindow
-from toolkit.policies.residency import Residency
 from toolkit.predictors import Predictor, load_predictors
 from toolkit.predictors.evaluation import check_fits as check_predictors
+from toolkit.residency.base import Residency
+from toolkit.residency.policies import SlidingWindow
 from toolkit.sparsity.statistics import load_usage
 from toolkit.storage import bundles
 from toolkit.storage.buffers import HUGE_PAGE_BYTES, aligned_buffer

@@ -4,8 +4,10 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING
 
-from toolkit.formats import Packed
+if TYPE_CHECKING:
+    from toolkit.formats import Packed
 
 
 class Cache:
@@ -69,17 +71,17 @@ class Ring(Cache, AbstractContextManager):
         super().__init__(slots + len(staying))
         self._slot_count, self._used = slots, None
         self._following = dict(zip(numbers, [*numbers[1:], *numbers[:1]], strict=True))
-        self._views: dict[tuple[int, int], Mapping[str, Packed]] = {}
+        self._views: dict[tuple[int, int], Mapping[str, "Packed"]] = {}
         for slot, number in enumerate(staying, slots):
             self.ahead(number, slot)
         for number in staying:
             self.need(number)
 
     @abstractmethod
-    def _view(self, number: int, slot: int) -> Mapping[str, Packed]:
+    def _view(self, number: int, slot: int) -> Mapping[str, "Packed"]:
         """The weights of a layer by op, in place in a slot."""
 
-    def layer(self, number: int) -> Mapping[str, Packed]:
+    def layer(self, number: int) -> Mapping[str, "Packed"]:
         """The weights of a layer by op, in place. The next call for another layer overwrites them.
 
         Raises what its fetch raises; the layer can be asked for again then.

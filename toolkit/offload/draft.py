@@ -17,7 +17,6 @@ Greedy text is that of the full model's own passes over several tokens. Sampled 
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int64
@@ -25,9 +24,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from toolkit.errors import UserError
+from toolkit.offload.speculation import Proposal, Speculation, check_words
 
-MOST_DRAFTED = 24  # tokens a pass
-FIRST_DRAFTED = 4  # in the first pass, when no time and no acceptance is known: the paper's λ
 ROUNDING = 4  # units in the last place of a logit, by which passes over several tokens and over one may differ
 WORDS = "vocab_size"
 SHARED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
@@ -35,56 +33,10 @@ SHARED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_va
 Scores = Float[Tensor, " vocabulary"]
 
 
-@dataclass
-class Speculation:
-    """The counts of a text of `tokens`, without the pass over its prompt: `passes` of the full model, and its seconds.
-
-    At `close` tokens the logit exceeds the second largest by no more than rounding. There the full model might choose
-    the other one in a pass over another number of tokens.
-    """
-
-    passes: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    tokens: int = 0
-    close: int = 0
-    draft_s: float = 0.0
-    check_s: float = 0.0
-    expected: float = 0.0  # tokens that would have been accepted if the draft's own probabilities were right
-
-    @property
-    def acceptance(self) -> float:
-        """The share of the drafted tokens that were accepted; NaN without one."""
-        return self.accepted / self.drafted if self.drafted else float("nan")
-
-    @property
-    def tokens_a_pass(self) -> float:
-        """Tokens that a pass of the full model gave; NaN without one."""
-        return (self.accepted + self.passes) / self.passes if self.passes else float("nan")
-
-    def worth(self) -> float:
-        """The lowest probability of acceptance at which one more drafted token pays.
-
-        One more token costs the seconds of a draft's step, and gains one token with this probability. So it pays while
-        the probability exceeds those seconds times the tokens per second so far.
-        """
-        if not self.drafted:
-            return 0.0
-        return self.draft_s / self.drafted * (self.accepted + self.passes) / (self.draft_s + self.check_s)
-
-    def trust(self) -> float:
-        """Accepted tokens over those that the draft's probabilities promised; 1 at first."""
-        return (self.accepted + 1) / (self.expected + 1)
-
-
 def shares_cache(model: nn.Module, draft: nn.Module) -> bool:
     """Whether a draft can use the model's key-value cache. Raises `UserError` for one of another vocabulary."""
     here, there = (found.config.get_text_config() for found in (model, draft))
-    if getattr(here, WORDS, None) != getattr(there, WORDS, None):
-        raise UserError(
-            f"the draft has {getattr(there, WORDS, None)} words, the model {getattr(here, WORDS, None)}: expected a "
-            "packed copy of the same model, or a smaller model of the same vocabulary"
-        )
+    check_words(*(getattr(found, WORDS, None) for found in (here, there)))
     same = all(getattr(here, name, None) == getattr(there, name, None) for name in SHARED)
     return same and model.dtype == draft.dtype
 
@@ -139,6 +91,7 @@ class Speculative:
         """Draft some tokens, check them in one pass of the model, and add those that it accepts and one more."""
         counts, begun_s = self.counts, time.perf_counter()
         drafted, proposed, promised = self._drafted(text, own, most - text.ids.shape[1] - 1)
+        counts.check(promised)
         if own is cache:
             cache.crop(-len(proposed))
         counts.draft_s += (drafted_s := time.perf_counter()) - begun_s
@@ -150,14 +103,14 @@ class Speculative:
             counts.close += _is_close(logits[place])
             accepted = token is not None and chosen == token
             text.add(chosen, counts)
+            if accepted:
+                counts.accept(promised, place)
             added += accepted
             if text.ended or not accepted:
                 break
         cache.crop(added - drafted.shape[1])
         if own is not cache:  # it lacks the last drafted token, which may count
             own.crop(min(0, added + 1 - drafted.shape[1]))
-        counts.passes, counts.drafted = counts.passes + 1, counts.drafted + drafted.shape[1]
-        counts.accepted, counts.expected = counts.accepted + added, counts.expected + sum(promised[: added + 1])
         self.settle(added + 1)
         counts.check_s += time.perf_counter() - drafted_s
 
@@ -165,18 +118,15 @@ class Speculative:
         self, text: "_Text", own: DynamicCache, most: int
     ) -> tuple[Int64[Tensor, "1 drafted"], list[Scores], list[float]]:
         """The drafted tokens, the scores that each was chosen by, and its probability under the draft."""
-        counts, ids, proposed, promised, chance = self.counts, text.ids, [], [], 1.0
-        limit = self.fixed or (MOST_DRAFTED if counts.drafted else FIRST_DRAFTED)
-        worth, trust = (0.0 if self.fixed else counts.worth()), counts.trust()
-        while len(proposed) < min(limit, most) and chance > worth:
+        ids, proposed, proposal = text.ids, [], Proposal(self.counts, most, self.fixed)
+        while proposal.goes_on:
             given = ids[:, own.get_seq_length() :]
             logits = self.draft(input_ids=given, past_key_values=own, use_cache=True).logits[0, -1]
             proposed.append(text.scores(logits, ids))
             token = text.choose(proposed[-1])
-            promised.append(float(logits.float().softmax(-1)[token]))
-            chance *= min(1.0, promised[-1] * trust)
+            proposal.add(float(logits.float().softmax(-1)[token]))
             ids = torch.cat([ids, ids.new_tensor([[token]])], dim=1)
-        return ids[:, text.ids.shape[1] :], proposed, promised
+        return ids[:, text.ids.shape[1] :], proposed, proposal.promised
 
 
 class _Text:

@@ -1,8 +1,6 @@
 """The experts of a mixture that come from disk when a token needs them (CORM, section 4), and what chooses them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -14,14 +12,11 @@ from torch.nn import functional
 from toolkit.formats import Packed
 from toolkit.kernels import neurons as kernel
 from toolkit.models.experts import Experts, Routed
-from toolkit.offload.cache import Cache
+from toolkit.offload.expert_slots import ExpertSlots
 from toolkit.offload.linear import by_torch, multiplied_packed
 from toolkit.offload.neuron_ffn import KERNEL_TOKENS, Maths, ffn_of
 from toolkit.offload.turn import Offloaded
-from toolkit.policies.two_level import TwoLevel, TwoLevelChange
 from toolkit.storage.experts import Bits, bits_of
-from toolkit.storage.readers.base import Reader
-from toolkit.storage.runs import OpRun
 from toolkit.storage.tensor_ranges import FileLayer
 from toolkit.timeline import Recorder
 
@@ -74,74 +69,6 @@ class RecordedRouter(Router):
         return torch.full(ids.shape, 1 / ids.shape[1])
 
 
-class ExpertSlots(Cache):
-    """The experts of one layer that are in memory: each in a slot of its own, where the disk has put it (CORM, 4.3).
-
-    `cache` decides which experts stay, and counts hits. The rows of `arena` are the slots: each starts on a block and
-    holds the largest expert. If a read fails, nothing is held any more.
-    """
-
-    def __init__(
-        self,
-        cache: TwoLevel,
-        runs: Sequence[OpRun | FileLayer],
-        arena: UInt8[np.ndarray, "slots bytes"],
-        reader: Reader,
-        recorder: Recorder,
-        layer: int,
-    ):
-        super().__init__(len(arena))
-        self.cache, self.runs, self.layer = cache, runs, layer
-        self._arena, self._reader, self._recorder = arena, reader, recorder
-        self._views: list[tuple[int, Weights] | None] = [None] * len(arena)
-
-    def bring(self, experts: Int64[np.ndarray, " needed"]) -> None:
-        """Start to read the experts of this token that memory does not hold. Raises what `TwoLevel.step` raises."""
-        self._change(self.cache.step(dict.fromkeys(experts.tolist())))
-
-    def prefetch(self, experts: Int64[np.ndarray, " predicted"]) -> None:
-        """Start to read experts that the next token of this layer is predicted to need, the likeliest first."""
-        self._change(self.cache.admit(dict.fromkeys(experts.tolist())))
-
-    def weights(self, expert: int) -> Weights:
-        """The stored weights of an expert, in place, once they have arrived; good until the next change.
-
-        Raises what the read raises.
-        """
-        with self._all_or_nothing():
-            slot = self.need(expert)
-        view = self._views[slot]
-        if view is None or view[0] != expert:
-            view = self._views[slot] = expert, self.runs[expert].view(self._arena[slot])
-        return view[1]
-
-    def clear(self) -> None:
-        """Wait for the reads under way, and hold nothing."""
-        super().clear()
-        self.cache.clear()
-
-    def _change(self, change: TwoLevelChange) -> None:
-        for expert in change.evicted.tolist():
-            self.drop(expert)
-        with self._all_or_nothing():
-            for expert, slot in change.placed:
-                self.ahead(expert, slot)
-
-    def _fetch(self, expert: int, slot: int) -> Future:
-        run = self.runs[expert]
-        span = self._recorder.span("read", "expert", "storage", run.nbytes, self.layer)
-        return self._reader.submit(run.chunks, self._arena[slot], span)
-
-    @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """Hold nothing if the block fails."""
-        try:
-            yield
-        except BaseException:
-            self.clear()
-            raise
-
-
 class ExpertFFN(Offloaded):
     """Takes the place of the routed experts in a mixture. The mixture itself routes and adds its shared experts.
 
@@ -185,7 +112,7 @@ class ExpertFFN(Offloaded):
         self._recorder.record("compute", "predictor", "dram", begun_s, 0, self.layer)
         if not self.keeps:
             self.slots.clear()
-        self.slots.prefetch(self._ahead[0].numpy())
+        self.slots.prefetch(self._ahead[0].tolist())
 
     def close(self) -> None:
         """Release the memory, once no read goes there any more."""
@@ -200,10 +127,10 @@ class ExpertFFN(Offloaded):
         total = torch.zeros(x.shape, dtype=torch.float32)
         needed, count = np.unique(ids.numpy()), self.slots.cache.slots
         for first in range(0, len(needed), count):  # in parts that the slots can hold
-            self.slots.bring(part := needed[first : first + count])
+            self.slots.bring(part := needed[first : first + count].tolist())
             for following in self._following if len(x) == 1 else ():
                 following.look_ahead(x)
-            for expert in part.tolist():
+            for expert in part:
                 self._add(expert, x, ids, weights, total)
         return total
 

@@ -1,4 +1,4 @@
-"""A key-value cache with room behind its last position, so that a token is written in place.
+"""A key-value cache with room behind its last position, so that a step writes a token in place.
 
 transformers' own cache is copied whole for each token. Its layers are replaced one by one when a single token comes,
 and stay what transformers expects: `keys` and `values` are views of the positions that hold something.
@@ -6,21 +6,18 @@ and stay what transformers expects: `keys` and `values` are views of the positio
 
 from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from toolkit.kernels.single_token import bits
-
 ROOM = 256  # positions: so often is the cache copied, and so much memory waits
-OF_ROOM = {"room", "first", "written", "stored", "left"}  # attributes of a layer
+OF_ROOM = {"room", "first", "written", "addresses", "left"}  # attributes of a layer
 
 
 class GrowingLayer(DynamicLayer):
     """The keys and values of one layer, for one sequence. Both have the same shape and type.
 
-    The next `append` notices if somebody has replaced, lengthened, shortened or moved `keys` and `values`. A copy of
+    The next `reserve` notices if somebody has replaced, lengthened, shortened or moved `keys` and `values`. A copy of
     the layer (also a pickled one) has a room of its own. A position of the room is written once: whoever holds views
     of earlier keys and values finds them as they were, also after the layer was cut, as tensors of transformers are.
     """
@@ -28,8 +25,8 @@ class GrowingLayer(DynamicLayer):
     room: Tensor | None = None  # [2, 1, key heads, positions, size]: keys, then values
     first: int = 0  # where the positions that `keys` and `values` hold begin in the room
     written: int = 0  # where those begin that were never written
-    stored: tuple[np.ndarray, np.ndarray] | None = None  # the bits of both halves of the room, as `attend` takes them
-    left: tuple[Tensor, Tensor, int, int] | None = None  # `keys`, `values` and their addresses after the last `append`
+    addresses: tuple[int, int] | None = None  # of both halves of the room
+    left: tuple[Tensor, Tensor, int, int] | None = None  # `keys`, `values` and their addresses after the last `reserve`
 
     @classmethod
     def of(cls, layer: DynamicLayer) -> Self:
@@ -42,21 +39,21 @@ class GrowingLayer(DynamicLayer):
         """All but the room: `copy` and `pickle` would make separate arrays of its tensors and of their bits."""
         return {name: value for name, value in self.__dict__.items() if name not in OF_ROOM}
 
-    def append(self, pair: Tensor) -> tuple[int, int]:
-        """Write the key and the value of one more position, [2, key heads, size].
+    def reserve(self) -> tuple[tuple[int, int, int], tuple[int, int]]:
+        """Make the cache one position longer; whoever called writes its key and value.
 
-        Returns where the positions that it attends to begin and end in the room.
+        Returns the addresses of keys and values and the number of positions that the room has; then where those that
+        the new position attends to begin and end.
         """
         length = self.keys.shape[-2]
         if not self._continues(length):
             self.room, self.first = _with_room(self.keys, self.values, length), 0
-            self.stored = tuple(bits(each[0]) for each in self.room)
+            self.addresses = self.room[0].data_ptr(), self.room[1].data_ptr()
         start, end = self.first, self.first + length + 1
-        self.room[:, 0, :, end - 1] = pair
         self.first, self.written = self._kept_from(start, end), end
         self.keys, self.values = self.room[:, :, :, self.first : end].unbind(0)
         self.left = self.keys, self.values, self.keys.data_ptr(), self.values.data_ptr()
-        return start, end
+        return (*self.addresses, self.room.shape[-2]), (start, end)
 
     def _kept_from(self, start: int, end: int) -> int:
         """The first position that the next token attends to."""
@@ -76,7 +73,7 @@ class GrowingLayer(DynamicLayer):
         return same and keys.data_ptr() == at_keys and values.data_ptr() == at_values
 
     def _in_room(self) -> bool:
-        if self.room.data_ptr() != self.stored[0].ctypes.data:  # shared memory is elsewhere
+        if self.room.data_ptr() != self.addresses[0]:  # shared memory is elsewhere
             return False
         return all(
             now.data_ptr() == room.data_ptr() and now.stride() == room.stride() and now.shape[:2] == room.shape[:2]

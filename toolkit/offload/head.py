@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 
 import torch
 from jaxtyping import Float
@@ -13,14 +13,11 @@ from toolkit.offload.linear import OffloadedLinear
 
 
 class OffloadedHead(nn.Module):
-    """Takes the place of the head. Its parts give the logits of their words, one part after the other.
+    """Takes the place of the head. Its parts give the logits of their words, one part after the other."""
 
-    `staying` says of each part whether it stays in memory.
-    """
-
-    def __init__(self, parts: Sequence[OffloadedLinear], staying: Sequence[bool], dtype: torch.dtype):
+    def __init__(self, parts: Sequence[OffloadedLinear], dtype: torch.dtype):
         super().__init__()
-        self.parts, self._staying = nn.ModuleList(parts), staying
+        self.parts = nn.ModuleList(parts)
         self.in_features, self.out_features = parts[0].in_features, sum(part.out_features for part in parts)
         self.bias = parts[0].bias  # of the first part; None if there is none
         self._dtype = dtype
@@ -32,8 +29,8 @@ class OffloadedHead(nn.Module):
 
     def stretches(self) -> Iterator[list[OffloadedLinear]]:
         """The parts whose weights are there at once: neighbours that stay, and each that passes by itself."""
-        for stays, each in groupby(zip(self.parts, self._staying, strict=True), key=itemgetter(1)):
-            parts = [part for part, _ in each]
+        for stays, neighbours in groupby(self.parts, key=attrgetter("stays")):
+            parts = [*neighbours]
             yield from [parts] if stays else ([part] for part in parts)
 
     def forward(self, x: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch words"]:
@@ -41,7 +38,7 @@ class OffloadedHead(nn.Module):
         return torch.cat([part(x) for part in self.parts], dim=-1)
 
 
-def replace_head(model: nn.Module, parts: Sequence[OffloadedLinear], staying: Sequence[bool]) -> None:
+def replace_head(model: nn.Module, parts: Sequence[OffloadedLinear]) -> None:
     """Put parts in the place of a model's head; see `OffloadedHead`."""
     head = model.get_output_embeddings()
-    replace_module(model, head, OffloadedHead(parts, staying, head.weight.dtype))
+    replace_module(model, head, OffloadedHead(parts, head.weight.dtype))

@@ -45,4 +45,4 @@ class HeldLayers:
                         parts.append(ours)
                     else:
                         blocks[number].set_submodule(name, ours)
-        replace_head(model, parts, [True] * len(parts))
+        replace_head(model, parts)

@@ -25,7 +25,7 @@ class OffloadedLinear(Offloaded):
     `OpRun.scratch_bytes` of the largest, or `FileOp.scratch_bytes`, in which blocks of a GGUF file are made dense some
     rows at a time. With `packed`, single tokens are multiplied with the packed form, if its
     format has such a product. So are a few tokens on a CPU, if that is faster there than decoding; longer prompts use
-    `scratch`. Weight and scratch are in the memory of `device`.
+    `scratch`. Weight and scratch are in the memory of `device`. `stays` says whether the packed weight is always there.
     """
 
     def __init__(
@@ -38,10 +38,11 @@ class OffloadedLinear(Offloaded):
         packed: bool,
         recorder: Recorder,
         device: Cpu | Cuda,
+        stays: bool = True,
     ):
         super().__init__()
         self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
-        self.name, self.layer, self.packed = name, layer, packed
+        self.name, self.layer, self.packed, self.stays = name, layer, packed, stays
         self.recorder = recorder
         self._fetch, self._scratch, self._device = fetch, scratch, device
         self._multiply = type(linear).forward  # Falcon's rounds the product before it adds the bias

@@ -6,12 +6,13 @@ This finds faults that no other check looks for: an FFN with hidden parts, a buf
 linear with unusual arithmetic. Every path that `run` can take goes through both models, in this order: a prompt whose
 tokens are spread over many positions, a few tokens, which other kernels multiply, and single tokens, which have code of
 their own (`toolkit.offload.single_token`); each with the weights decoded and, where the format has a product, packed.
+In the prompt's pass both models' blocks get the same inputs, so that a fault shows in the block that has it.
 """
 
 import copy
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -27,12 +28,13 @@ from toolkit.models import decoder_blocks
 from toolkit.models.cutting import ENTRY, attached, hook_thresholds, thresholds_of
 from toolkit.models.experts import mixtures_by_layer
 from toolkit.models.head import HEAD
+from toolkit.models.on_demand import is_on_demand, present
 from toolkit.models.plain import RoutedExperts
 from toolkit.offload.linear import MOST_VECTORS
+from toolkit.offload.methods import PACKED, known_methods
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.options import Demand
-from toolkit.policies.methods import PACKED, known_methods
-from toolkit.quantization import neuron_records
+from toolkit.offload.stored import stored_model
 from toolkit.quantization.smoothquant import round_to_int8
 from toolkit.storage import experts, index, neuron_packing
 from toolkit.storage.buffers import aligned_buffer
@@ -51,11 +53,31 @@ EXACT = {torch.float32: 1e-5, torch.float16: 0.0005, torch.bfloat16: 0.003}
 ROUNDED = {torch.float32: 0.01, torch.float16: 0.1, torch.bfloat16: 0.2}
 OWN, MOST = 3, 0.5  # times the model's own rounding, where thresholds turn it into neurons that come and go; at most
 
+TINY = 1e-30  # a hidden state may be zero
+
 Logits = Float32[Tensor, "tokens vocabulary"]
 
 
+def check_stored(folder: Path, dram_bytes: int | None = None) -> float:
+    """The same for a folder whose model may not fit into memory: its own values are decoded, block by block.
+
+    transformers' modules multiply them. The opened folder has a budget of `dram_bytes`; decoded blocks stay in memory
+    as far as it leaves room. Raises what `check_logits` raises.
+    """
+    store = Store.open(folder)
+    model = stored_model(store, store.variants[0])
+    blocks = decoder_blocks(model)
+    with ExitStack() as stack:
+        if dram_bytes is not None:
+            spare = dram_bytes - store.rest_bytes - max(map(store.nbytes, store.variants))
+            size = max(sum(tensor.nbytes for tensor in block.state_dict().values()) for block in blocks)
+            for block in blocks[: max(spare // size, 0)]:
+                stack.enter_context(present(block))
+        return check_logits(folder, model, dram_bytes)
+
+
 @torch.no_grad()
-def check_logits(folder: Path, model: nn.Module) -> float:
+def check_logits(folder: Path, model: nn.Module, dram_bytes: int | None = None) -> float:
     """Compare a folder, in every variant, with the model that it was packed from; return the largest error.
 
     The error of a token is the root mean square over the vocabulary, in standard deviations of the model's logits.
@@ -69,7 +91,7 @@ def check_logits(folder: Path, model: nn.Module) -> float:
         found = text.prompt(load_dense_model(folder))[0]
         return _judge("prompt", (found - expected) / expected.std(), exact=True, dtype=model.dtype)
     store = Store.open(folder)
-    return max(_check(store, variant, model, text) for variant in store.variants)
+    return max(_check(store, variant, model, text, dram_bytes) for variant in store.variants)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,16 +148,18 @@ class _Text:
         return {} if self.positions is None else {"position_ids": self.positions[:, first:end]}
 
 
-def _check(store: Store, variant: str, model: nn.Module, text: _Text) -> float:
+def _check(store: Store, variant: str, model: nn.Module, text: _Text, dram_bytes: int | None) -> float:
     """The largest error of a variant, in all ways that its weights can be used."""
     if variant not in known_methods():  # read on demand, and multiplied as they are
-        return _check_opened(store, variant, model, text, None)
+        return _check_opened(store, variant, model, text, None, dram_bytes)
     methods = [method for method in (variant, f"{variant}{PACKED}") if method in known_methods()]
-    return max(_check_opened(store, variant, model, text, method) for method in methods)
+    return max(_check_opened(store, variant, model, text, method, dram_bytes) for method in methods)
 
 
-def _check_opened(store: Store, variant: str, model: nn.Module, text: _Text, method: str | None) -> float:
-    options: dict[str, object] = {} if method is None else {"method": method}
+def _check_opened(
+    store: Store, variant: str, model: nn.Module, text: _Text, method: str | None, dram_bytes: int | None
+) -> float:
+    options: dict[str, object] = {"dram_bytes": dram_bytes} | ({} if method is None else {"method": method})
     if variant == neuron_packing.LAYOUT:
         # predictors that miss neurons are no fault
         options["demand"] = Demand(predictors=[None] * len(decoder_blocks(model)))
@@ -144,20 +168,54 @@ def _check_opened(store: Store, variant: str, model: nn.Module, text: _Text, met
     same = method is not None and not any(run.extras for run in store.index.ops if run.variant == variant)
     with OffloadedModel.open(store.folder, verify=False, **options) as opened, _as_packed(opened, model):
         with hub.foreign_code(type(model).__name__, "its own code fails"):
-            expected, cache = text.prompt(model)
+            with _watched(model) as own_blocks:
+                expected, cache = text.prompt(model)
             few, singles = text.rest(model, cache)
         spread = _finite(torch.cat([expected, few, singles])).std()
         own = (
             0.0 if same else OWN * _error(text.rounding(model, cache, torch.cat([few, singles])) / spread, exact=False)
         )
-        found, cache = text.prompt(opened.model)
+        with _watched(opened.model, own_blocks) as blocks:
+            found, cache = text.prompt(opened.model)
         found_few, found_singles = text.rest(opened.model, cache)
-        how = method or variant
+        how, exact = method or variant, same and not (packed and mixture)
+        for number, (its, ours) in enumerate(zip(own_blocks, blocks, strict=True)):
+            for which, expected_states, states in zip(("input", "output"), its, ours, strict=True):
+                size = expected_states.square().mean(-1, keepdim=True).sqrt().clamp(min=TINY)
+                differences = ((states - expected_states) / size).flatten(0, -2)
+                _judge(f"{how}, {which} of block {number}", differences, exact, model.dtype)
         return max(
-            _judge(f"{how}, prompt", (found - expected) / spread, same and not (packed and mixture), model.dtype, own),
+            _judge(f"{how}, prompt", (found - expected) / spread, exact, model.dtype, own),
             _judge(f"{how}, few tokens", (found_few - few) / spread, same and not packed, model.dtype, own),
             _judge(f"{how}, single tokens", (found_singles - singles) / spread, same and not packed, model.dtype, own),
         )
+
+
+States = Float32[Tensor, "*batch hidden"]  # hidden states
+
+
+@contextmanager
+def _watched(
+    model: nn.Module, given: list[tuple[States, States]] | None = None
+) -> Iterator[list[tuple[States, States]]]:
+    """Inside the block, the input and the output of each decoder block that runs, in order.
+
+    A block runs on the input that is `given` for it, if any, in place of its own.
+    """
+    seen: list[tuple[States, States]] = []
+    own: list[States] = []
+
+    def enter(_: nn.Module, args: tuple) -> tuple:
+        own.append(args[0].float())
+        return args if given is None else (given[len(own) - 1][0].to(args[0].dtype), *args[1:])
+
+    def leave(_: nn.Module, __: tuple, output: object) -> None:
+        seen.append((own[-1], (output[0] if isinstance(output, tuple | list) else output).float()))
+
+    blocks = decoder_blocks(model)
+    handles = [block.register_forward_pre_hook(enter) for block in blocks]
+    with attached([*handles, *(block.register_forward_hook(leave) for block in blocks)]):
+        yield seen
 
 
 def _finite(logits: Logits) -> Logits:
@@ -192,9 +250,11 @@ def _judge(what: str, differences: Logits, exact: bool, dtype: torch.dtype, own:
 def _as_packed(opened: OffloadedModel, model: nn.Module) -> Iterator[None]:
     """Inside the block a model cuts neurons as a folder does. It keeps a folder's experts and int8 weights."""
     limits = getattr(opened.model.config, ENTRY, None)
-    if experts.LAYOUT in opened.store.variants:
+    decoded = is_on_demand(model)  # from the folder itself
+    if experts.LAYOUT in opened.store.variants and not decoded:
         _copy_experts(opened.store, model)
-    if any(run.scales_dtype for run in opened.store.index.ops if run.op != HEAD):  # the head is what is packed already
+    int8 = any(run.scales_dtype for run in opened.store.index.ops if run.op != HEAD)  # the head is what is packed
+    if int8 and not decoded:
         round_to_int8(model)
     cut = limits is not None and thresholds_of(model) is None
     with attached(hook_thresholds(model, torch.tensor(limits)) if cut else []):
@@ -202,17 +262,12 @@ def _as_packed(opened: OffloadedModel, model: nn.Module) -> Iterator[None]:
 
 
 def _copy_experts(store: Store, model: nn.Module) -> None:
-    """Copy the stored experts of few bits into a model."""
-    slot = aligned_buffer(store.slot_bytes(experts.LAYOUT))
+    """Copy the stored experts, which may have few bits, into a model."""
+    slot, blocks = aligned_buffer(store.slot_bytes(experts.LAYOUT)), decoder_blocks(model)
     with open_reader(None, store, experts.LAYOUT) as reader:
-        for number, mixture in mixtures_by_layer(model).items():
+        for number in mixtures_by_layer(model):
             layer = store.layer(number, experts.LAYOUT)
             reader.read(layer.chunks, slot)
-            stored = layer.view(slot)
-            for expert in range(mixture.count):
-                name = experts.op_name(expert)
-                if bits := experts.bits_of(layer.ops[name], mixture.hidden):
-                    records = stored[name].tensors["values"].view(torch.uint8)
-                    weights = neuron_records.decode(records, mixture.hidden, bits)
-                    for weight, decoded in zip(mixture.matrices(expert), weights, strict=True):
-                        weight.copy_(decoded)
+            for name, packed in layer.view(slot).items():
+                for weight, decoded in experts.WholeExperts().pairs(blocks[number], layer.ops[name], packed):
+                    weight.copy_(decoded)

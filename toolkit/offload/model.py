@@ -11,44 +11,49 @@ read: FFN neurons (`toolkit.offload.by_neuron`), or experts (`toolkit.offload.by
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
+from html import escape
 from pathlib import Path
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
+from toolkit import hub
 from toolkit.errors import UserError, disk_trouble
 from toolkit.formats import decode
 from toolkit.interchange.reading import load_tokenizer
 from toolkit.kernels.engine import compiled
-from toolkit.memory_limits import trim
+from toolkit.memory_limits import return_large_blocks, trim
 from toolkit.models.head import HEAD, linears_by_layer
 from toolkit.models.new_tensors import lasting
 from toolkit.offload.budget import Budget
 from toolkit.offload.by_expert import ByExpert
 from toolkit.offload.by_neuron import ByNeuron
 from toolkit.offload.device import Cpu, Cuda, open_device
-from toolkit.offload.draft import Speculation, Speculative, shares_cache
+from toolkit.offload.draft import Speculative, shares_cache
 from toolkit.offload.embedding import StoredEmbedding
 from toolkit.offload.held import HeldLayers
+from toolkit.offload.holding import holding
+from toolkit.offload.methods import GGUF
 from toolkit.offload.options import Options
-from toolkit.offload.overhead import Overhead, ProcessLimit
+from toolkit.offload.overhead import Overhead, ProcessLimit, TextRoom
+from toolkit.offload.placement import LayerMap
 from toolkit.offload.plan import budgets_of
 from toolkit.offload.single_token import SingleToken
+from toolkit.offload.speculation import Speculation
 from toolkit.offload.strategy import Opening, Strategy, skeleton
 from toolkit.offload.streamed import Streamed
 from toolkit.offload.turn import Offloaded, Turn, unowned
-from toolkit.policies.methods import GGUF
-from toolkit.policies.placement import LayerMap
-from toolkit.quality.vocabulary import check_vocabulary
 from toolkit.storage import experts, neuron_packing
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.gguf_store import GgufStore, open_store
 from toolkit.storage.readers import open_reader
 from toolkit.storage.store import Store
 from toolkit.timeline import Recorder, Timeline
+from toolkit.vocabulary import check_vocabulary
 
+TOKENS = 40  # that `generate_text` makes unless told otherwise, as `run` does
 # by the variant of the folder; others are streamed
 STRATEGIES: dict[str, Callable[[Opening], Strategy]] = {
     neuron_packing.LAYOUT: ByNeuron,
@@ -129,6 +134,20 @@ class OffloadedModel(AbstractContextManager):
         return self.strategy.placement
 
     @property
+    def held(self) -> str:
+        """The part of the weights that is in memory, and its bytes, in words."""
+        return holding(self)
+
+    def __repr__(self) -> str:
+        """The folder or file, and what is in memory."""
+        return f"<OffloadedModel {str(self.store.folder)!r}: {self.held}>"
+
+    def _repr_html_(self) -> str:
+        rows = {"from": self.store.folder, "in memory": self.held, "so far": self.timeline}
+        cells = (f"<tr><th>{name}</th><td>{escape(str(value))}</td></tr>" for name, value in rows.items())
+        return f"<table>{''.join(cells)}</table>"
+
+    @cached_property
     def tokenizer(self):
         """The tokenizer that was packed with the model. Raises `UserError` if there is none."""
         return load_tokenizer(self.store.model_folder)
@@ -137,6 +156,25 @@ class OffloadedModel(AbstractContextManager):
     def timeline(self) -> Timeline:
         """All reads, copies, decodes, bookkeeping, predictions and products since the model was opened."""
         return self.recorder.timeline()
+
+    def generate_text(self, prompt: str, tokens: int = TOKENS, **settings: object) -> str:
+        """The text that follows a prompt: the likeliest tokens, `tokens` of them, or fewer if the model ends it.
+
+        `settings` go to `generate`: `do_sample=True` draws tokens, `draft=` has another opened model propose them.
+        Raises `UserError` for a prompt of no token, for tokens that are no whole number from 1, and as `generate` does.
+        """
+        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+            raise UserError(f"tokens={tokens!r}: expected a whole number from 1")
+        tokenizer = self.tokenizer
+        with hub.foreign_code(self.store.folder, "its tokenizer fails"):
+            encoded = tokenizer(prompt, return_tensors="pt")
+        if not (given := encoded["input_ids"].shape[1]):
+            raise UserError(f"prompt {prompt!r}: this model's tokenizer makes no token of it; give a word")
+        padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        named = {"max_new_tokens": tokens, "do_sample": False, "pad_token_id": padding, **settings}
+        with hub.foreign_code(self.store.folder, "transformers cannot generate text with its settings"):
+            text = self.generate(**encoded, **named)
+        return tokenizer.decode(text[0, given:], skip_special_tokens=True)
 
     def generate(
         self, *arguments: Tensor, draft: Self | None = None, draft_tokens: int | None = None, **named: object
@@ -153,8 +191,12 @@ class OffloadedModel(AbstractContextManager):
         with self._turn.taken(), torch.no_grad(), self.device.within_memory():
             moved = {name: self._on_device(value) for name, value in named.items()}
             text = self.model.generate(*map(self._on_device, arguments), **moved)
-        compiled.note_run(_kernels(self.store))
+        self.note_kernels()
         return text
+
+    def note_kernels(self) -> None:
+        """Note that this model has made a text: the kernels that it needs are compiled and kept."""
+        compiled.note_run(_kernels(self.store))
 
     def _with(self, draft: Self, tokens: int | None, streamer: object) -> Speculative:
         """The decoding method that has this draft. Raises `UserError` for one that cannot serve this model."""
@@ -285,8 +327,9 @@ def _within_process(options: Options, store: Store) -> Iterator[Options]:
     if options.memory_bytes is None:
         yield options
         return
-    overhead = Overhead.of_store(store, options.context, 0, not compiled.ran_before(_kernels(store)))
-    limit = ProcessLimit.now(options.memory_bytes, overhead)
+    return_large_blocks()
+    overhead = Overhead.of_store(store, TextRoom(options.context), not compiled.ran_before(_kernels(store)))
+    limit = ProcessLimit.now(options.memory_bytes, overhead, options.memory_from)
     with limit.explained():
         yield replace(options, dram_bytes=limit.budget(options.dram_bytes))
 
@@ -306,7 +349,7 @@ def _held(store: Store, variant: str) -> HeldLayers:
 
 def _common(store: Store, beside: OffloadedModel) -> dict[str, Tensor]:
     """The tensors beside the ops' weights that another opened model has, too."""
-    there = {run.name: run.sha256 for run in beside.store.index.rest}
+    there = {run.name: run.identity for run in beside.store.index.rest}
     tensors = beside.model.state_dict(keep_vars=True)
-    same = [run.name for run in store.index.rest if there.get(run.name) == run.sha256 and run.name in tensors]
+    same = [run.name for run in store.index.rest if there.get(run.name) == run.identity and run.name in tensors]
     return {name: tensors[name].data for name in same}

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from toolkit.kernels.engine.rows import move_rows
-from toolkit.policies.residency import Change, Residency
+from toolkit.residency.base import Change, Residency
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.bundles import read_neurons
 from toolkit.storage.readers import Reader

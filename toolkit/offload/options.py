@@ -10,15 +10,14 @@ from torch import Tensor
 from toolkit.errors import UserError, unknown
 from toolkit.models.experts import Experts
 from toolkit.offload.expert_ffn import Router
-from toolkit.offload.variant import FAVOURITE
-from toolkit.policies.methods import Method, find_method, usual_method
-from toolkit.policies.placement import LayerMap
-from toolkit.policies.residency import Residency
-from toolkit.policies.ways import POLICIES, Way
+from toolkit.offload.methods import Method, find_method, usual_method
+from toolkit.offload.placement import LayerMap
+from toolkit.offload.variant import FAVOURITE, NEURONS
+from toolkit.offload.ways import POLICIES, Way
 from toolkit.predictors import Predictor
+from toolkit.residency.base import Residency
 from toolkit.storage.readers import READERS
 
-NEURONS = ("predicted", "held")  # that a token is computed with
 CONTEXT = 512  # tokens
 WINDOW = 5  # tokens (LLM in a flash, section 3.1)
 
@@ -71,7 +70,7 @@ class Options:
     """How a packed model is run.
 
     Args:
-        method: a name that `toolkit.policies.methods.find_method` knows: a format, made dense before each product, or
+        method: a name that `toolkit.offload.methods.find_method` knows: a format, made dense before each product, or
             one with `_packed` behind its name, multiplied as it is. The store must hold the variant of that format.
             None takes `endor`, else the first format by name, multiplied as it is on a CPU if it has a product of its
             own (`usual_method`); and it is what a folder of neurons needs.
@@ -80,6 +79,7 @@ class Options:
         memory_bytes: hard limit for all that the process takes on the CPU, as a memory cgroup counts it without pages
             of files: what it holds already, weights, buffers, activations, key-value cache of `context` tokens.
             With `dram_bytes`, both limits hold.
+        memory_from: bytes of the process from which `memory_bytes` counts; 0 counts all that it holds.
         context: tokens of prompt and text for which `memory_bytes` leaves room, all of which may be the prompt's.
         placement: how many layers stay on the device and in DRAM; None fills the device with the first layers, and
             DRAM with layers spread among those on disk, as far as budgets allow.
@@ -101,6 +101,7 @@ class Options:
     method: str | None = None
     dram_bytes: int | None = None
     memory_bytes: int | None = None
+    memory_from: int = 0
     context: int = CONTEXT
     placement: LayerMap | None = None
     policy: str = "pipelined"

@@ -1,6 +1,6 @@
 """The memory of a process that runs a packed model, beside the weights and buffers in its budget of DRAM.
 
-    overhead = Overhead.of(config, prompt_tokens=1500, new_tokens=40)
+    overhead = Overhead.of(config, TextRoom(prompt=1500, new=40))
     room = memory_limits.free_bytes() - overhead.nbytes    # for the budget
 
 Imports and the tokenizer are in memory when this is asked, so `free_bytes` leaves them out. The rest is an upper
@@ -17,8 +17,6 @@ from typing import Self
 from toolkit import memory_limits
 from toolkit.errors import UserError
 from toolkit.offload.budget import BudgetError
-from toolkit.offload.growing_cache import ROOM
-from toolkit.storage.neuron_packing import LAYOUT
 
 MB = 1e6
 # the model's modules, the first compiled kernels, threads, buffers of reads: 18 to 31 MB for four folders and three
@@ -38,6 +36,29 @@ BUFFERS = 64_000_000
 
 
 @dataclass(frozen=True)
+class TextRoom:
+    """The tokens that memory is left for: a prompt, and new ones after it; `context` in all, if that is more.
+
+    The prompt is computed in passes of `at_once` tokens; None: in one.
+    """
+
+    prompt: int
+    new: int = 0
+    context: int = 0
+    at_once: int | None = None
+
+    @property
+    def positions(self) -> int:
+        """The tokens that the key-value cache has room for."""
+        return max(self.prompt + self.new, self.context)
+
+    @property
+    def passed(self) -> int:
+        """The tokens of the prompt that are computed at once."""
+        return min(self.prompt, self.at_once or self.prompt)
+
+
+@dataclass(frozen=True)
 class Overhead:
     """Bytes that are still to come beside weights and buffers, by what they are for."""
 
@@ -51,20 +72,12 @@ class Overhead:
 
     @classmethod
     def of(
-        cls,
-        config,
-        prompt_tokens: int,
-        new_tokens: int,
-        compiles: bool = False,
-        all_logits: bool = False,
-        context: int = 0,
-        by_neuron: bool = False,
+        cls, config, room: TextRoom, compiles: bool = False, all_logits: bool = False, by_neuron: bool = False
     ) -> Self:
         """For a model of this configuration of transformers, and one text.
 
-        `compiles`: no compiled kernels are kept. `all_logits`: the model gives logits for each token of a prompt. The
-        key-value cache has room for `context` tokens if they are more than the text's. `by_neuron`: FFNs are read by
-        neuron.
+        `compiles`: no compiled kernels are kept. `all_logits`: the model gives logits for each token of a prompt.
+        `by_neuron`: FFNs are read by neuron.
         """
         config = config.get_text_config()
         hidden, layers = config.hidden_size, config.num_hidden_layers
@@ -73,21 +86,24 @@ class Overhead:
         width, of_expert = 2 * hidden + (ffn or 4 * hidden), _number(config, "moe_intermediate_size") or ffn
         if used := max(_number(config, name) for name in EXPERTS_OF_A_TOKEN):
             width = max(width, used * (2 * hidden + 2 * of_expert))  # each expert has its tokens, gate, up and output
-        scores = prompt_tokens**2 * (FLOAT if _by_kernel(config) else 2 * FLOAT * heads)
+        passed = room.passed
+        scores = passed * room.prompt * (FLOAT if _by_kernel(config) else 2 * FLOAT * heads)
         return cls(
             opening=OPENING + by_neuron * BY_NEURON,
             compiler=COMPILER if compiles else 0,
-            cache=cache_bytes(config, max(prompt_tokens + new_tokens, context)),
-            prompt=WIDTHS * FLOAT * prompt_tokens * width + scores,
-            logits=3 * FLOAT * config.vocab_size * (prompt_tokens if all_logits else 1),
-            timeline=SPAN * SPANS * layers * new_tokens,
+            cache=cache_bytes(config, room.positions),
+            prompt=WIDTHS * FLOAT * passed * width + scores,
+            logits=3 * FLOAT * config.vocab_size * (passed if all_logits else 1),
+            timeline=SPAN * SPANS * layers * room.new,
         )
 
     @classmethod
-    def of_store(cls, store, prompt_tokens: int, new_tokens: int, compiles: bool, context: int = 0) -> Self:
+    def of_store(cls, store, room: TextRoom, compiles: bool) -> Self:
         """The same for an opened store, whose configuration and layout say the rest."""
-        config, by_neuron = store.config(), LAYOUT in store.variants
-        return cls.of(config, prompt_tokens, new_tokens, compiles, gives_all_logits(config), context, by_neuron)
+        from toolkit.storage.neuron_packing import LAYOUT
+
+        config = store.config()
+        return cls.of(config, room, compiles, gives_all_logits(config), LAYOUT in store.variants)
 
     @property
     def nbytes(self) -> int:
@@ -100,6 +116,8 @@ def cache_bytes(config, positions: int) -> int:
 
     Layers with sliding attention hold no more positions than their window, once the prompt is done.
     """
+    from toolkit.offload.growing_cache import ROOM  # torch takes seconds
+
     heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", 1) or 1
     size = getattr(config, "head_dim", None) or config.hidden_size // max(1, getattr(config, "num_attention_heads", 1))
     pair = 2 * heads * size * (getattr(config.dtype, "itemsize", None) or FLOAT)
@@ -140,17 +158,17 @@ def budget_within(asked: int | None, most: int, overhead: Overhead) -> int:
 
 @dataclass(frozen=True)
 class ProcessLimit:
-    """A limit for all that this process takes, `nbytes`, and the bytes that it holds when the limit is set."""
+    """A limit for all that this process takes, `nbytes`, and the bytes that it holds when it is set, `present`."""
 
     nbytes: int
     overhead: Overhead
     present: int
 
     @classmethod
-    def now(cls, nbytes: int, overhead: Overhead) -> Self:
-        """The limit, set now: imports and the tokenizer are in memory."""
+    def now(cls, nbytes: int, overhead: Overhead, start: int = 0) -> Self:
+        """The limit, set now: imports and the tokenizer are in memory. The first `start` bytes do not count."""
         memory_limits.trim()
-        return cls(nbytes, overhead, memory_limits.anonymous_bytes())
+        return cls(nbytes, overhead, max(0, memory_limits.anonymous_bytes() - start))
 
     def budget(self, asked: int | None) -> int:
         """The budget of DRAM that the limit leaves, or less if less is asked for; 0 if the overhead fills the limit.

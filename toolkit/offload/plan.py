@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from toolkit.offload.budget import Budget
-from toolkit.offload.device import Cpu, Cuda
-from toolkit.offload.options import Options
-from toolkit.policies.placement import LayerMap, fitting, needed_bytes
-from toolkit.policies.ways import POLICIES, Way
+from toolkit.offload.placement import LayerMap, fitting, needed_bytes
+from toolkit.offload.ways import POLICIES, Way
 from toolkit.storage.buffers import buffer_bytes
-from toolkit.storage.runs import Layer
+
+if TYPE_CHECKING:  # they need torch, and a plan does not
+    from toolkit.offload.device import Cpu, Cuda
+    from toolkit.offload.options import Options
+    from toolkit.storage.runs import Layer
 
 OF_FREE = 0.9  # share of free memory that weights and buffers may take when no budget is given
 
@@ -22,7 +24,7 @@ class Plan:
     A tier is "device", "dram" or "storage". `layers` list the ops of each layer that are brought: all or some.
     """
 
-    layers: Sequence[Layer]
+    layers: "Sequence[Layer]"
     tiers: Sequence[str]
     way: Way
 
@@ -40,7 +42,7 @@ class Plan:
         return replace(self, tiers=["device" if tier == "storage" else tier for tier in self.tiers])
 
 
-def forms(layers: Sequence[Layer], way: Way) -> tuple[list[Layer], list[Layer]]:
+def forms(layers: "Sequence[Layer]", way: Way) -> "tuple[list[Layer], list[Layer]]":
     """How each layer lies in the memory of the device that computes: if it stays there, and if it passes through.
 
     On the CPU both are as stored. On a GPU, layers that stay are dense unless they are used packed; layers that pass
@@ -51,31 +53,33 @@ def forms(layers: Sequence[Layer], way: Way) -> tuple[list[Layer], list[Layer]]:
     return dense, dense if decoded_in == "dram" else stored
 
 
-def staging_bytes(layers: Sequence[Layer], way: Way) -> int:
+def staging_bytes(layers: "Sequence[Layer]", way: Way) -> int:
     """Pinned bytes that the CPU unpacks a matrix into on its way to a GPU: the largest matrix, or none."""
     return buffer_bytes(largest_bytes(layers)) if way.stored.decoded_in == "dram" else 0
 
 
-def largest_bytes(layers: Sequence[Layer]) -> int:
+def largest_bytes(layers: "Sequence[Layer]") -> int:
     """Bytes of the largest matrix of these layers when dense."""
     return max((run.dense_bytes for layer in layers for run in layer.ops.values()), default=0)
 
 
-def scratch_bytes(layers: Sequence[Layer], way: Way) -> int:
+def scratch_bytes(layers: "Sequence[Layer]", way: Way) -> int:
     """Scratch bytes for the largest weight when dense, in the memory of the processor that multiplies."""
     _, passing = forms(layers, way)
     return max(run.scratch_bytes for layer in passing for run in layer.ops.values())
 
 
-def budgets_of(options: Options, device: Cpu | Cuda) -> dict[str, Budget]:
+def budgets_of(options: "Options", device: "Cpu | Cuda") -> dict[str, Budget]:
     """The budgets of the tiers "dram" and "device"."""
+    from toolkit.offload.device import Cpu
+
     free = {found.tier: int(OF_FREE * found.free_bytes) for found in (Cpu(), device)}
     limits = {"dram": options.dram_bytes, "device": options.device_bytes}
     limits |= {tier: nbytes for tier, nbytes in free.items() if limits[tier] is None}
     return {"dram": Budget("DRAM", limits["dram"]), "device": Budget("device", limits["device"])}
 
 
-def placed(layers: Sequence[Layer], way: Way, budgets: Mapping[str, Budget], fixed: Mapping[str, int]) -> LayerMap:
+def placed(layers: "Sequence[Layer]", way: Way, budgets: Mapping[str, Budget], fixed: Mapping[str, int]) -> LayerMap:
     """Put the first layers on the device, and of the others as many as fit into DRAM, spread evenly.
 
     The `fixed` bytes are needed where products are taken. Raises `UserError` for a budget that is too small for any

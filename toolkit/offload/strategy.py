@@ -24,7 +24,7 @@ from toolkit.offload.embedding import embedding_beside_head
 from toolkit.offload.held import HeldLayers
 from toolkit.offload.linear import OffloadedLinear, itself
 from toolkit.offload.options import Demand, Options
-from toolkit.policies.placement import LayerMap
+from toolkit.offload.placement import LayerMap
 from toolkit.storage.store import Store
 from toolkit.timeline import Recorder
 

@@ -13,12 +13,12 @@ from toolkit.models.head import HEAD, head_parts
 from toolkit.offload.device import Cpu
 from toolkit.offload.head import replace_head
 from toolkit.offload.linear import OffloadedLinear
+from toolkit.offload.methods import usual_method
 from toolkit.offload.plan import Plan, placed, scratch_bytes
 from toolkit.offload.strategy import Opening, Strategy
 from toolkit.offload.streamer import Streamer
 from toolkit.offload.uploader import Uploader
 from toolkit.offload.variant import favourite
-from toolkit.policies.methods import usual_method
 from toolkit.storage.readers import open_reader
 
 
@@ -70,7 +70,8 @@ class Streamed(Strategy):
 
         def replacing(linear: nn.Linear, name: str, number: int) -> OffloadedLinear:
             fetch = partial(self.weight, number, name)
-            return OffloadedLinear(linear, name, number, fetch, scratch, self._packed, recorder, device)
+            stays = self.placement.tiers[number] != "storage"
+            return OffloadedLinear(linear, name, number, fetch, scratch, self._packed, recorder, device, stays)
 
         blocks = decoder_blocks(self.model)
         for number, block in enumerate(blocks):
@@ -78,7 +79,7 @@ class Streamed(Strategy):
                 block.set_submodule(name, replacing(linear, name, number))
         if rows := self._opening.store.head_rows:
             parts = [replacing(part, HEAD, at) for at, part in enumerate(head_parts(self.model, rows), len(blocks))]
-            replace_head(self.model, parts, [self.placement.tiers[part.layer] != "storage" for part in parts])
+            replace_head(self.model, parts)
 
     def weight(self, number: int, name: str) -> Packed:
         """The packed weight of a linear, good until one of another layer is asked for."""

@@ -11,17 +11,20 @@ in turn (`pipelined`). If there are no more of them than slots, they are read on
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import UInt8
 
-from toolkit.formats import Packed
 from toolkit.offload.budget import Budget
 from toolkit.offload.cache import Ring
 from toolkit.offload.plan import Plan
 from toolkit.storage.buffers import aligned_buffer, buffer_bytes
 from toolkit.storage.readers import Reader
 from toolkit.timeline import Recorder
+
+if TYPE_CHECKING:
+    from toolkit.formats import Packed
 
 Bytes = UInt8[np.ndarray, "_"]
 
@@ -60,7 +63,7 @@ class Streamer(Ring):
         super().close()
         self._buffers = []
 
-    def _view(self, number: int, slot: int) -> Mapping[str, Packed]:
+    def _view(self, number: int, slot: int) -> Mapping[str, "Packed"]:
         return self.layers[number].view(self._buffers[slot])
 
     def _fetch(self, number: int, slot: int) -> Future:

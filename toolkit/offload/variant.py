@@ -14,6 +14,7 @@ from toolkit.downloads import of_kind
 from toolkit.errors import UserError, unknown
 
 FAVOURITE, GGUF = "endor", "gguf"
+NEURONS = ("predicted", "held")  # that a token is computed with
 STRANGE = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 
 

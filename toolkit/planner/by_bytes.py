@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from toolkit.costs.experts import RESERVED_BYTES
-from toolkit.costs.machine import GB, Profile
 from toolkit.errors import UserError
+from toolkit.machines.machine import GB, Profile
 from toolkit.models.architectures import ModelShape
+from toolkit.papers.corm.cost_model import RESERVED_BYTES
 from toolkit.planner import sizes
 from toolkit.planner.hits import expert_hits, unmapped_share
 from toolkit.planner.prices import TEXT, price_of

@@ -8,11 +8,14 @@ from pathlib import Path
 from toolkit.errors import UserError
 from toolkit.models.architectures import ModelShape
 from toolkit.models.gguf_header import GgufHeader, read_header
+from toolkit.offload.decoder.architecture import Architecture, architecture_of
+from toolkit.offload.decoder.experts import least_experts_bytes
+from toolkit.offload.decoder.weights import DecoderFile
+from toolkit.offload.methods import GGUF, LLAMA_CPP, PACKED
+from toolkit.offload.placement import least_bytes
+from toolkit.offload.ways import POLICIES
 from toolkit.planner.footprint import FileBytes, Footprint
 from toolkit.planner.ways import EXPERTS, RIVAL, STREAMED, PlannedWay
-from toolkit.policies.methods import GGUF, LLAMA_CPP, PACKED
-from toolkit.policies.placement import needed_bytes
-from toolkit.policies.ways import POLICIES
 from toolkit.storage.buffers import buffer_bytes
 from toolkit.storage.experts import LAYOUT
 from toolkit.storage.gguf_store import VARIANT, GgufStore
@@ -30,7 +33,7 @@ def ways_of_file(file: Path, shape: ModelShape) -> tuple[PlannedWay, ...]:
     timed = next((name for name, known in LLAMA_CPP.items() if known == most), "")  # whose rate in memory is known
     rival = PlannedWay(f"llama.cpp, as it is, {kind}", RIVAL, "dense", timed, file=FileBytes(whole, types))
     try:
-        memory = _footprint(GgufStore.open(file), shape)
+        memory = _memory(header, shape)
     except UserError:  # its blocks cannot be used as they lie
         return (rival,)
     way = EXPERTS if shape.experts else STREAMED
@@ -54,6 +57,28 @@ def _whole_bytes(header: GgufHeader) -> int:
     return sum(tensor.nbytes for name, tensor in header.tensors.items() if name not in without)
 
 
+def _memory(header: GgufHeader, shape: ModelShape) -> Footprint:
+    """The memory that a file takes: without torch, or with it where that way does not know the model."""
+    if sizes := architecture_of(header):
+        return _in_pieces(DecoderFile.of(header, sizes), sizes)
+    return _footprint(GgufStore.open(header.file), shape)
+
+
+def _in_pieces(file: DecoderFile, sizes: Architecture) -> Footprint:
+    """As `toolkit.offload.decoder` shares memory out: a block passes through memory in pieces.
+
+    The parts of a mixture are its experts; the pieces beside them count as so many of these.
+    """
+    pieces = [piece.nbytes for piece in file.layers]
+    least = least_bytes(pieces, POLICIES["pipelined"].slots)
+    if file.experts:
+        one, whole = max(it.nbytes for it in file.experts), sum(len(it) * it.nbytes for it in file.experts)
+        least += least_experts_bytes(file, sizes)
+        return Footprint(file.vector_bytes, one, ceil((sum(pieces) + whole) / one), least)
+    unit = ceil(sum(pieces[: len(pieces) - len(file.head)]) / sizes.blocks)
+    return Footprint(file.vector_bytes, unit, ceil(sum(pieces) / unit), least, max(pieces))
+
+
 def _footprint(store: GgufStore, shape: ModelShape) -> Footprint:
     """As `toolkit.offload` shares memory out: parts of the head count as layers, as they do there.
 
@@ -69,5 +94,5 @@ def _footprint(store: GgufStore, shape: ModelShape) -> Footprint:
         return Footprint(fixed, one, len(experts), buffer_bytes(used * one))
     unit = ceil(sum(sizes[: shape.layers]) / shape.layers)
     units, slots = ceil(sum(sizes) / unit), POLICIES["pipelined"].slots
-    least = min(needed_bytes([], sizes, slots), needed_bytes(sizes, [], slots))
+    least = least_bytes(sizes, slots)
     return Footprint(fixed, unit, units, least)

@@ -11,13 +11,20 @@ class Footprint:
     """The DRAM of a way.
 
     `fixed_bytes` are always held; `units` parts of `unit_bytes` each (layers, or neurons or experts of all layers) are
-    held as far as memory allows, `least_bytes` at least for those under way.
+    held as far as memory allows, `least_bytes` at least for those under way. A layer may pass through memory in pieces,
+    the largest of which has `piece_bytes`.
     """
 
     fixed_bytes: int
     unit_bytes: int
     units: int
     least_bytes: int
+    piece_bytes: int | None = None
+
+    @property
+    def passing_bytes(self) -> int:
+        """Bytes of what passes through memory at once: a piece of a unit, or all of it."""
+        return self.unit_bytes if self.piece_bytes is None else self.piece_bytes
 
     @property
     def whole_bytes(self) -> int:

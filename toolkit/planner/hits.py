@@ -17,19 +17,19 @@ import numpy as np
 import pandas as pd
 
 from toolkit import paths
-from toolkit.costs.experts import expert_weights
-from toolkit.costs.replay import replay, units_of
 from toolkit.errors import run_command
 from toolkit.files import replacing
 from toolkit.models.architectures import ModelShape
 from toolkit.offload.options import WINDOW
+from toolkit.papers.corm.cost_model import expert_weights
+from toolkit.papers.corm.routing import RoutedModel, every, own_policies, policy_table, routing_of
 from toolkit.planner.sizes import used_weights
 from toolkit.planner.target import open_target
 from toolkit.planner.ways import ZEROS
-from toolkit.policies.residencies import SlidingWindow
+from toolkit.residency.policies import SlidingWindow
+from toolkit.residency.replay import replay, units_of
 from toolkit.sparsity.route_traces import ROUTE_TRACES
 from toolkit.sparsity.trace import Trace
-from toolkit.studies.routing import RoutedModel, every, own_policies, policy_table, routing_of
 from toolkit.studies.thresholded import ThresholdedModel, trace
 
 READS = ("data/quality/windows.csv",)

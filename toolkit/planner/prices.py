@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from math import exp, isnan, log2, nan
+from math import exp, isnan, log, log2, nan
 from pathlib import Path
 
 import pandas as pd
@@ -27,13 +27,14 @@ from toolkit import paths
 from toolkit.errors import UserError, run_command
 from toolkit.files import make_folder, replacing
 from toolkit.models import MODELS
+from toolkit.papers.corm.routing import RoutedModel
+from toolkit.planner.ranges import make_ranges, ranges_file
 from toolkit.planner.target import Target
 from toolkit.planner.treatments import EXACT, EXPERTS, FEW_BITS, VARIANTS, measured
 from toolkit.planner.ways import NEURONS, RIVAL, PlannedWay
 from toolkit.records import line
 from toolkit.studies.forms import HEAD_TOO
 from toolkit.studies.quality import EvaluationSettings
-from toolkit.studies.routing import RoutedModel
 
 READS = ("data/quality/prices.csv",)
 DIGITS = "%.7g"
@@ -53,7 +54,7 @@ UNDER_A_LIMIT = {  # names of `beyond/real_model`: treatments
 FORMER = {"smollm2-135m-moe-split": "smollm2-135m"}  # models of kept tables that are gone, and one of their size
 SAME_BITS = 0.1  # share by which the bits of a measurement may differ from those of the way
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def _measured_here(target: Target, way: PlannedWay, text: str, measure: bool) ->
         settings = EvaluationSettings(target.name, text, SEQUENCE_LENGTH, WINDOWS)
         table = measured(target.name, way.treatment, settings, make=measure)
     except UserError as error:
-        log.warning("%s: quality with %s is not measured: %s", target.name, way.treatment, line(error))
+        logger.warning("%s: quality with %s is not measured: %s", target.name, way.treatment, line(error))
         return None
     if table is None:
         return None
@@ -174,7 +175,7 @@ def _of_variants(table: pd.DataFrame, parameters: dict) -> Iterator[dict]:
 
 
 def _of_zeros(table: pd.DataFrame, parameters: dict) -> Iterator[dict]:
-    """The prices in a table of `toolkit.studies.sparse_curve`, of the first of its models."""
+    """The prices in a table of `toolkit.papers.beyond.sparse_curve`, of the first of its models."""
     if "model" in table:  # kept tables of one model alone lack it
         table = table[table["model"].eq(parameters["model"])]
     dense = table.loc[table["family"] == "dense", "perplexity"].item()
@@ -186,7 +187,7 @@ def _of_zeros(table: pd.DataFrame, parameters: dict) -> Iterator[dict]:
 
 
 def _of_experts(table: pd.DataFrame, parameters: dict) -> Iterator[dict]:
-    """The prices in a table with that of `toolkit.studies.expert_quality`."""
+    """The prices in a table with that of `toolkit.papers.corm.expert_quality`."""
     rows = table.dropna(subset="perplexity").set_index("variant")
     text = (RoutedModel().corpus, parameters["sequence_length"], parameters["evaluation_windows"])
     for name, rounded in EXPERTS.items():
@@ -204,7 +205,8 @@ def _of_limits(table: pd.DataFrame, parameters: dict) -> Iterator[dict]:
     for way, name in UNDER_A_LIMIT.items():
         if way in rows.index:
             row = rows.loc[way]
-            yield _row(parameters["model"], name, row["perplexity"], row["perplexity"] / row["relative"], text)
+            error = log(row["relative_high"] / row["relative"]) if "relative_high" in row else None
+            yield _row(parameters["model"], name, row["perplexity"], row["perplexity"] / row["relative"], text, error)
 
 
 SOURCES: dict[str, Callable[[pd.DataFrame, dict], Iterator[dict]]] = {
@@ -230,23 +232,26 @@ def _row(
     return about | {"ratio_error": error} | dict(zip(("corpus", "sequence_length", "windows"), text, strict=True))
 
 
-def write_prices(file: Path | None = None) -> Path:
-    """Write the prices of all kept results. Raises `UserError` if there are none."""
+def write(folder: Path | None = None) -> list[Path]:
+    """Write the prices, and beside them the ranges of speeds, of all kept results. Raises `UserError` without any."""
     from toolkit.evidence.reference import reference_dir
 
-    table = make_prices(reference_dir())
-    if table.empty:
-        raise UserError(f"no measured perplexities in {reference_dir()}: keep the results of a sweep first")
-    file = file or prices_file()
-    make_folder(file.parent)
-    with replacing(file) as temporary:
-        table.to_csv(temporary, index=False, float_format=DIGITS)
-    return file
+    kept = reference_dir()
+    tables = {prices_file(): make_prices(kept), ranges_file(): make_ranges(kept)}
+    for file, table in tables.items():
+        if table.empty:
+            raise UserError(f"nothing for {file.name} in {kept}: keep the results of a sweep first")
+    files = {(folder or file.parent) / file.name: table for file, table in tables.items()}
+    for file, table in files.items():
+        make_folder(file.parent)
+        with replacing(file) as temporary:
+            table.to_csv(temporary, index=False, float_format=DIGITS)
+    return list(files)
 
 
 def main() -> int:
-    """Write the prices and print where; exit status 2 without kept results."""
-    return run_command(lambda: print(write_prices()))
+    """Write both files and print where; exit status 2 without kept results."""
+    return run_command(lambda: print(*write(), sep="\n"))
 
 
 if __name__ == "__main__":

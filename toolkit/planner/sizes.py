@@ -3,16 +3,16 @@
 import math
 from dataclasses import replace
 
-from toolkit.costs.experts import active_weights, expert_weights
 from toolkit.errors import UserError
 from toolkit.formats import expected_nbytes
 from toolkit.formats.packed import DTYPES
 from toolkit.models.architectures import ModelShape
 from toolkit.offload.by_neuron import GAP_BYTES, STAGED
+from toolkit.offload.placement import Shares, fitting, needed_bytes
+from toolkit.offload.ways import POLICIES
+from toolkit.papers.corm.cost_model import active_weights, expert_weights
 from toolkit.planner.footprint import Footprint
 from toolkit.planner.ways import EXPERTS, INT8, NEURONS, RIVAL, WHOLE, PlannedWay
-from toolkit.policies.placement import Shares, fitting, needed_bytes
-from toolkit.policies.ways import POLICIES
 from toolkit.predictors.own_weights import nbytes_of as predictor_bytes
 from toolkit.quantization.neuron_records import record_bytes
 from toolkit.storage.buffers import buffer_bytes
@@ -51,13 +51,13 @@ def footprint(shape: ModelShape, way: PlannedWay) -> Footprint:
 
 def layers_that_stay(memory: Footprint, dram_bytes: float) -> int:
     """How many layers the runtime keeps in so many bytes, as `toolkit.offload.plan` places them."""
-    sizes = [memory.unit_bytes] * memory.units
-    return fitting(sizes, sizes, SLOTS, dram_bytes - memory.fixed_bytes)
+    staying, passing = ([nbytes] * memory.units for nbytes in (memory.unit_bytes, memory.passing_bytes))
+    return fitting(staying, passing, SLOTS, dram_bytes - memory.fixed_bytes)
 
 
 def layers_bytes(memory: Footprint, stay: int) -> int:
     """Bytes of so many layers that stay, and of the buffers that the others pass through."""
-    return needed_bytes([memory.unit_bytes] * stay, [memory.unit_bytes] * (memory.units - stay), SLOTS)
+    return needed_bytes([memory.unit_bytes] * stay, [memory.passing_bytes] * (memory.units - stay), SLOTS)
 
 
 def layer_bytes(shape: ModelShape, way: PlannedWay) -> int:

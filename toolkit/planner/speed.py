@@ -1,10 +1,10 @@
 """How fast a way runs a model on this machine, predicted from rates that were measured with other models.
 
 A token passes the layers: those in memory take their time, those on disk are read ahead, one while another is used
-(`toolkit.costs.cost_model`), and slow products down meanwhile. A mixture reads the experts that are not in memory
-before it uses them. llama.cpp maps its file: pages outside memory are read for each token, at most at the disk's rate.
-That is a limit, not a prediction, and so is the memory's rate where llama.cpp was not timed. Neurons are read before
-they are used.
+(`toolkit.papers.endor.cost_model`), and slow products down meanwhile. A mixture reads the experts that are not in
+memory before it uses them. llama.cpp maps its file: pages outside memory are read for each token, at most at the disk's
+rate. That is a limit, not a prediction, and so is the memory's rate where llama.cpp was not timed. Neurons are read
+before they are used.
 """
 
 from collections.abc import Iterable
@@ -14,18 +14,19 @@ from functools import cache
 from math import ceil
 
 from toolkit import memory_limits
-from toolkit.costs.cost_model import PlacedLayer, Weight, predict
-from toolkit.costs.machine import GB, Links, Memory, Profile
-from toolkit.costs.probe import probe, settings_for
 from toolkit.errors import UserError
+from toolkit.machines.machine import GB, Links, Memory, Profile
+from toolkit.machines.probe import probe, settings_for
 from toolkit.models.architectures import ModelShape
+from toolkit.offload.budget import BudgetError
+from toolkit.offload.placement import LayerMap
 from toolkit.offload.plan import OF_FREE
+from toolkit.offload.ways import Way
+from toolkit.papers.endor.cost_model import PlacedLayer, Weight, predict
 from toolkit.planner import hits, sizes
 from toolkit.planner.footprint import FileBytes, Footprint
 from toolkit.planner.rates import BY_TORCH, DENSE, Cost, Rates, rates
 from toolkit.planner.ways import BFLOAT16, EXPERTS, NEURONS, RIVAL, WHOLE, PlannedWay
-from toolkit.policies.placement import LayerMap
-from toolkit.policies.ways import Way
 from toolkit.storage.direct import whole_blocks
 
 F16 = "llama.cpp F16"
@@ -104,12 +105,12 @@ _rates = cache(rates)
 def speed(shape: ModelShape, way: PlannedWay, machine: Machine, prompt_tokens: int) -> Speed:
     """The speed of a way.
 
-    Raises `UserError` if the memory does not hold what the way needs at least; the message says how much that is.
+    Raises `BudgetError` if the memory does not hold what the way needs at least; the message says how much that is.
     """
     memory = sizes.footprint(shape, way)
     if memory.needed_bytes > machine.dram_bytes:
         needed, given = ceil(memory.needed_bytes / 1e6), int(machine.dram_bytes / 1e6)
-        raise UserError(f"{way.name}: needs {needed} MB of DRAM, {given} MB are given")
+        raise BudgetError(f"{way.name}: needs {needed} MB of DRAM, {given} MB are given", memory.needed_bytes)
     kinds = {NEURONS: _neurons, EXPERTS: _experts, RIVAL: _rival}
     return kinds.get(way.kind, _layers)(shape, way, machine, memory, prompt_tokens)
 

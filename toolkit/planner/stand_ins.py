@@ -20,8 +20,8 @@ from toolkit.measure.contestant import Text
 from toolkit.measure.llama_cpp import LlamaCpp
 from toolkit.measure.packed_model import PackedModel
 from toolkit.offload.neuron_folder import fit_neurons
+from toolkit.offload.ways import Way
 from toolkit.planner.ways import EXPERTS, INT8, NEURONS, WHOLE, PlannedWay
-from toolkit.policies.ways import Way
 from toolkit.sparsity.calibration import Calibration
 from toolkit.storage.experts import RandomExperts, WholeExperts
 from toolkit.storage.packing import Linears, pack_model
@@ -62,7 +62,7 @@ def rival(
     name: str, model: nn.Module, folder: Path, tokens: Sequence[Tensor], labels: dict[str, object]
 ) -> AbstractContextManager[LlamaCpp]:
     """llama.cpp with a model in memory, as a contestant that is closed afterwards. Raises what `LlamaCpp` raises."""
-    return closing(LlamaCpp(name, model, folder, Text(tokens), labels, mapped=False))
+    return closing(LlamaCpp(name, model, folder, Text(tokens), labels, load="read"))
 
 
 def pack(model: nn.Module, way: PlannedWay, folder: Path, tokens: Tensor | None = None) -> None:

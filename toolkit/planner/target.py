@@ -90,7 +90,8 @@ def open_target(text: str) -> Target:
 def _registered(name: str) -> Target:
     """The shape is that of the GGUF file, changed by the file that makes another model of it."""
     from toolkit.models.adapters import FILE as ADAPTERS
-    from toolkit.models.gguf_header import gguf_shape, read_header
+    from toolkit.models.gguf_header import read_header
+    from toolkit.models.gguf_shape import gguf_shape
 
     gguf, file = gguf_file(name), parts_of(name)
     shape = gguf_shape(read_header(gguf))
@@ -113,7 +114,8 @@ def _mixture(dense: ModelShape, file: Path) -> ModelShape:
 
 
 def _gguf(text: str, file: Path) -> Target:
-    from toolkit.models.gguf_header import LAYERS, gguf_shape, read_header
+    from toolkit.models.gguf_header import LAYERS, read_header
+    from toolkit.models.gguf_shape import gguf_shape
 
     header = read_header(file)
     matrices = [tensor for name, tensor in header.tensors.items() if name.startswith(LAYERS) and len(tensor.shape) > 1]

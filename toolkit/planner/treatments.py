@@ -11,13 +11,13 @@ from toolkit.cache import kept
 from toolkit.files import file_sha256
 from toolkit.models import MODELS
 from toolkit.models.loading import gguf_file, parts_of
+from toolkit.papers.beyond.sparse_curve import Zeros
+from toolkit.papers.corm.expert_quality import ExpertVariant
+from toolkit.papers.corm.routing import RoutedModel
 from toolkit.planner.ways import SPARSITIES, WITH_HEAD, ZEROS
-from toolkit.studies.expert_quality import ExpertVariant
 from toolkit.studies.forms import HEAD_TOO
 from toolkit.studies.loaded import LOADING
 from toolkit.studies.quality import AS_IS, Alteration, EvaluationSettings, compared
-from toolkit.studies.routing import RoutedModel
-from toolkit.studies.sparse_curve import Zeros
 from toolkit.studies.variants import ModelVariant
 
 CALIBRATION_WINDOWS = 8
@@ -48,7 +48,7 @@ EXPERTS = {f"experts {bits}": ExpertVariant(RoutedModel(), bits) for bits in (4,
 ALTERATIONS: dict[str, Alteration] = VARIANTS | FEW_BITS | EXPERTS
 
 
-def _identity(model: str) -> Mapping[str, object]:
+def identity(model: str) -> Mapping[str, object]:
     """A fingerprint of a model's weights, without reading them all."""
     if model in MODELS:
         file = parts_of(model)
@@ -63,7 +63,7 @@ def _identity(model: str) -> Mapping[str, object]:
     return {"files": [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]}
 
 
-@kept("planned_quality", without=LOADING, key=_identity)
+@kept("planned_quality", without=LOADING, key=identity)
 def measured(model: str, treatment: str, settings: EvaluationSettings) -> pd.DataFrame:
     """The price of a treatment, in one row.
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from toolkit.offload.methods import LLAMA_CPP, PACKED, Method, find_method
 from toolkit.planner.footprint import FileBytes
-from toolkit.policies.methods import LLAMA_CPP, PACKED, Method, find_method
 from toolkit.storage.experts import BITS
 from toolkit.studies.forms import HEAD_TOO
 
@@ -26,7 +26,7 @@ class PlannedWay:
         name: for tables.
         kind: what comes from the disk: whole "layers", "neurons" or "experts"; or "llama.cpp", which maps its file.
         treatment: what is done to the weights, as `toolkit.planner.treatments` names it.
-        method: as `toolkit.policies.methods.find_method` has it; of neurons and experts, that of everything else.
+        method: as `toolkit.offload.methods.find_method` has it; of neurons and experts, that of everything else.
         dtype: of the values that are stored.
         sparsity: share of zeros, of weights; of neurons, of their outputs.
         bits: of an expert's weight, or of a weight of llama.cpp's file.

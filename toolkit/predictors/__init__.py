@@ -6,7 +6,7 @@ with predicted(model, thresholds, predictors):
     perplexity(model, other_tokens)
 """
 
-from toolkit.predictors.evaluation import predicted, quality
+from toolkit.predictors.evaluation import predicted, prediction_quality
 from toolkit.predictors.files import PREDICTORS, STORED, load_predictors, save_predictors
 from toolkit.predictors.low_rank import LowRank
 from toolkit.predictors.own_weights import FewBits, Gate, Oracle
@@ -35,7 +35,7 @@ __all__ = [
     "TokenState",
     "load_predictors",
     "predicted",
-    "quality",
+    "prediction_quality",
     "save_predictors",
     "with_limits",
 ]

@@ -124,7 +124,7 @@ def check_fits(model: nn.Module, predictors: Sequence[Predictor | None]) -> None
             )
 
 
-def quality(predictors: Sequence[Predictor | None], samples: Samples, prompt: int = 0) -> "pd.DataFrame":
+def prediction_quality(predictors: Sequence[Predictor | None], samples: Samples, prompt: int = 0) -> "pd.DataFrame":
     """The predictors' scores on samples, one row per layer.
 
     Columns: layer, predictor (its name, "none" where every neuron is loaded), nbytes, active and predicted (shares of

@@ -45,15 +45,30 @@ def save_predictors(path: str | os.PathLike, model: str, predictors: Sequence[Pr
     layers: list[dict | None] = []
     tensors = {}
     for layer, predictor in enumerate(predictors):
-        if predictor is None:
-            layers.append(None)
-        elif isinstance(predictor, Scored) and predictor.name in STORED:
-            names = [field.name for field in fields(predictor) if field.name not in predictor.tensors]
-            layers.append({"kind": predictor.name} | {name: getattr(predictor, name) for name in names})
-            tensors |= {f"{layer}.{name}": tensor for name, tensor in predictor.stored().items()}
-        else:
-            raise UserError(f"layer {layer}: predictor {predictor.name!r} is not kept in files")
+        settings, own = parts_of(predictor)
+        layers.append(settings)
+        tensors |= {f"{layer}.{name}": tensor for name, tensor in own.items()}
     tensor_files.save(path, FILE, {"version": VERSION, "model": model, "layers": json.dumps(layers)}, tensors)
+
+
+def parts_of(predictor: Predictor | None) -> tuple[dict | None, dict[str, Tensor]]:
+    """The settings of a predictor as plain JSON, and its tensors. Raises `UserError` for a kind that no file keeps."""
+    if predictor is None:
+        return None, {}
+    if not isinstance(predictor, Scored) or predictor.name not in STORED:
+        raise UserError(f"predictor {predictor.name!r} is not kept in files")
+    names = [field.name for field in fields(predictor) if field.name not in predictor.tensors]
+    return {"kind": predictor.name} | {name: getattr(predictor, name) for name in names}, predictor.stored()
+
+
+def predictor_of(settings: dict | None, tensors: Mapping[str, Tensor]) -> Predictor | None:
+    """The predictor of these parts. Raises `UserError` for an unknown kind, and what its class raises."""
+    if settings is None:
+        return None
+    kind, others = settings["kind"], {name: value for name, value in settings.items() if name != "kind"}
+    if kind not in STORED:
+        raise unknown("predictor", kind, STORED)
+    return STORED[kind].restored(**others, **tensors)
 
 
 def load_predictors(path: str | os.PathLike, model: str) -> list[Predictor | None]:
@@ -72,15 +87,11 @@ def load_predictors(path: str | os.PathLike, model: str) -> list[Predictor | Non
 
 def _rebuilt(layers: Sequence[dict | None], tensors: Mapping[str, Tensor]) -> Iterator[Predictor | None]:
     for layer, settings in enumerate(layers):
-        if settings is None:
-            yield None
-            continue
-        if (kind := settings.pop("kind")) not in STORED:
-            raise unknown("predictor", kind, STORED)
         prefix = f"{layer}."
         own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        predictor = STORED[kind].restored(**settings, **own)
-        neurons, hidden = predictor.shape
-        if predictor.mask(torch.zeros(1, hidden)).shape != (1, neurons):  # raises where types or shapes do not fit
-            raise ValueError(f"tensors of layer {layer} do not fit each other")
+        predictor = predictor_of(settings, own)
+        if predictor is not None:
+            neurons, hidden = predictor.shape
+            if predictor.mask(torch.zeros(1, hidden)).shape != (1, neurons):  # raises where types or shapes do not fit
+                raise ValueError(f"tensors of layer {layer} do not fit each other")
         yield predictor

@@ -42,12 +42,17 @@ class LowRank(Scored):
 
     @classmethod
     def train(
-        cls, samples: Samples, ranks: int | Sequence[int], epochs: int = EPOCHS, seed: int = 0, dtype=torch.bfloat16
+        cls,
+        samples: Samples,
+        ranks: int | Sequence[int],
+        epochs: int = EPOCHS,
+        seed: int | torch.Generator = 0,
+        dtype=torch.bfloat16,
     ) -> list[Self]:
         """A predictor for each layer, with a limit of 0; one rank for all layers, or one each.
 
-        The weights are kept in `dtype`. Raises `UserError` for another number of ranks than layers, or a rank
-        below 1 or above the inputs.
+        The weights are kept in `dtype`. A generator as `seed` goes on from layer to layer. Raises `UserError` for
+        another number of ranks than layers, or a rank below 1 or above the inputs.
         """
         ranks = [ranks] * samples.layers if isinstance(ranks, int) else list(ranks)
         if len(ranks) != samples.layers:
@@ -55,7 +60,7 @@ class LowRank(Scored):
         most = samples.inputs[0].shape[1]
         if wrong := [rank for rank in ranks if not 1 <= rank <= most]:
             raise UserError(f"rank {wrong[0]}: expected 1 to {most}, the inputs of the FFN")
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed
         predictors = []
         with progress("training predictors", samples.layers, "layers") as bar:
             for layer, rank in enumerate(ranks):

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from toolkit import tensor_files
 from toolkit.errors import UserError
-from toolkit.kernels import states
 from toolkit.models.ffn import decoder_ffns
+from toolkit.predictors import state_table
 from toolkit.predictors.predictor import Context
 from toolkit.predictors.samples import Samples
 from toolkit.predictors.weightless import Weightless
@@ -50,14 +50,18 @@ class TokenState(Weightless):
     name: ClassVar[str] = "token_state"
     stateful: ClassVar[bool] = True
 
-    threshold: int = states.HIGHEST
+    threshold: int = state_table.HIGHEST
     gain: int = GAIN
     loss: int = LOSS
     _table: UInt8[np.ndarray, " bytes"] = field(init=False, repr=False)
 
     def __post_init__(self):
         """Refuse impossible numbers."""
-        if not (1 <= self.threshold <= 255 and 0 <= self.gain <= states.HIGHEST and 0 <= self.loss <= states.HIGHEST):
+        if not (
+            1 <= self.threshold <= 255
+            and 0 <= self.gain <= state_table.HIGHEST
+            and 0 <= self.loss <= state_table.HIGHEST
+        ):
             raise UserError(
                 f"threshold {self.threshold}, gain {self.gain}, loss {self.loss}: expected 1 to 255, and 0 to 15 each"
             )
@@ -71,29 +75,29 @@ class TokenState(Weightless):
     @property
     def states(self) -> UInt8[np.ndarray, " neurons"]:
         """The state of each neuron."""
-        return states.unpacked(self._table, self.neurons)
+        return state_table.unpacked(self._table, self.neurons)
 
     def start(self, prefill: Sequence[Int64[np.ndarray, " active"]]) -> None:
         """States by how often the prompt's tokens used each neuron; all are 0 without a prompt."""
         uses = np.bincount(np.concatenate([*prefill, np.empty(0, np.int64)]), minlength=self.neurons)
-        self._table = states.packed(stages(uses / max(1, len(prefill))))
+        self._table = state_table.packed(starting_states(uses / max(1, len(prefill))))
 
     def predict(self, context: Context) -> Int64[np.ndarray, " neurons"]:
         """The neurons whose state reaches the threshold."""
         mask = np.empty(self.neurons, bool)
-        states.predict(self._table, self.threshold, mask)
+        state_table.predict(self._table, self.threshold, mask)
         return np.flatnonzero(mask)
 
     def observe(self, active: Int64[np.ndarray, " active"]) -> None:
         """Raise and lower the states."""
-        states.observe(self._table, dense(active, self.neurons), self.gain, self.loss)
+        state_table.observe(self._table, dense(active, self.neurons), self.gain, self.loss)
 
 
-def stages(usage: Float[np.ndarray, " neurons"]) -> UInt8[np.ndarray, " neurons"]:
+def starting_states(usage: Float[np.ndarray, " neurons"]) -> UInt8[np.ndarray, " neurons"]:
     """The first state: 0 for less than 2 % of a prompt's tokens, 15 for more than 90 %, and 14 equal steps between."""
-    steps = states.HIGHEST - 1
+    steps = state_table.HIGHEST - 1
     between = np.minimum(1 + np.floor((usage - NEVER) / (ALWAYS - NEVER) * steps), steps)
-    return np.select([usage < NEVER, usage > ALWAYS], [0, states.HIGHEST], between).astype(np.uint8)
+    return np.select([usage < NEVER, usage > ALWAYS], [0, state_table.HIGHEST], between).astype(np.uint8)
 
 
 def table_nbytes(*neurons: int) -> int:
@@ -239,7 +243,7 @@ class StateAndParents(TokenState):
         if len(earlier) and earlier[-1] >= self.parents.before:
             raise UserError(f"neuron {earlier[-1]} fired in the layer before; its parents are of {self.parents.before}")
         active = dense(earlier, self.parents.before)
-        states.predict(self._table, self.threshold, mask, self.parents.neurons, active, self.weight)
+        state_table.predict(self._table, self.threshold, mask, self.parents.neurons, active, self.weight)
         return np.flatnonzero(mask)
 
 

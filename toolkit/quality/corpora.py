@@ -15,6 +15,7 @@ from torch import Tensor
 from toolkit import downloads, hub, sources, tensor_files
 from toolkit.cache import cached
 from toolkit.errors import UserError, unknown
+from toolkit.extras import extra
 
 TOKENS, TOKENS_KIND = "tokens.safetensors", "tokens of a corpus"
 PYTHON = "python-sources"
@@ -151,7 +152,8 @@ def _require_hub(corpus: str) -> None:
 
 def _hub_rows(corpus: str, **options):
     _require_hub(corpus)
-    import datasets
+    with extra("lab"):
+        import datasets
 
     with hub.quiet():
         return datasets.load_dataset(**options)

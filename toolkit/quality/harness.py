@@ -3,7 +3,9 @@
 import contextlib
 import io
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch import nn
 
 from toolkit import hub
 from toolkit.errors import UserError, unknown
+from toolkit.extras import extra
 from toolkit.progress import progress
 from toolkit.quality.local_tasks import LOCAL_TASKS, LocalTask
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from lm_eval.models.huggingface import HFLM
     from tqdm import tqdm
 
+Run = Callable[[Sequence[Callable]], list]  # gives the results of calls
 # task on the hub -> accuracy of guessing
 HUB_TASKS = {
     "arc_easy": 1 / 4,
@@ -33,16 +37,24 @@ METRICS = ("acc", "acc_norm")
 
 
 def evaluate_tasks(
-    model: nn.Module, tokenizer, tasks: Sequence[str], limit: int | None = None, batch_size: int = 16
+    model: nn.Module,
+    tokenizer,
+    tasks: Sequence[str],
+    limit: int | None = None,
+    batch_size: int = 16,
+    run: Run | None = None,
 ) -> "pandas.DataFrame":
     """Zero-shot accuracy of a causal language model on tasks, each choice scored by its log-likelihood.
 
     Args:
-        model: a Hugging Face causal language model, in memory, on any device.
+        model: a Hugging Face causal language model, in memory or on demand, on any device.
         tokenizer: as `load_model` returns it.
         tasks: keys of `LOCAL_TASKS` (offline) and of `HUB_TASKS`.
         limit: only the first so many items of each task; all if None.
         batch_size: sequences a forward pass.
+        run: gives the results of calls, each of which runs the model on a batch; `run_in_step` of
+            `toolkit.sparsity.calibration` runs a block of a model that is larger than memory for all of them. None runs
+            one call after the other.
 
     Returns one row for each task and metric with columns `task`, `metric` ("acc": by summed log-likelihood; "acc_norm",
     of the hub's tasks that have it: by log-likelihood a byte), `value` and `standard_error` (shares of 1), `chance` and
@@ -50,13 +62,14 @@ def evaluate_tasks(
     or needs a hub that cannot be reached, or the limit is below 1.
     """
     check_tasks(tasks, limit)
-    from lm_eval import evaluate
+    with extra("lab"):
+        from lm_eval import evaluate
 
     # our bar has stderr before it is taken away: lm-eval draws bars of its own there, whatever it is told
     bars = progress("evaluating tasks", 0, "sequences")
     with bars as bar, _generators_kept(), hub.quiet(), contextlib.redirect_stderr(io.StringIO()):
         _seed()
-        watched = _watched(model, tokenizer, batch_size, bar)
+        watched = _watched(model, tokenizer, batch_size, bar, run)
         # `simple_evaluate` would also ask pip and the system for their versions: 0.6 s at each call
         found = evaluate(watched, _loaded(tasks), limit=limit, log_samples=False, bootstrap_iters=1000)
     return _table(found, tasks)
@@ -71,7 +84,8 @@ def _seed() -> None:
 
 def _loaded(tasks: Sequence[str]) -> dict:
     """The tasks as lm-eval's `evaluate` takes them: zero-shot, unless a task of the hub says otherwise."""
-    from lm_eval.tasks import TaskManager
+    with extra("lab"):
+        from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_defaults=any(task in HUB_TASKS for task in tasks))  # the defaults take seconds
     loaded = manager.load([_config(task, LOCAL_TASKS[task]) if task in LOCAL_TASKS else task for task in tasks])
@@ -82,15 +96,26 @@ def _loaded(tasks: Sequence[str]) -> dict:
     return loaded
 
 
-def _watched(model: nn.Module, tokenizer, batch_size: int, bar: "tqdm") -> "HFLM":
-    """The model as lm-eval takes it; the bar counts the sequences that go through it."""
-    from lm_eval.models.huggingface import HFLM
+def _watched(model: nn.Module, tokenizer, batch_size: int, bar: "tqdm", run: Run | None) -> "HFLM":
+    """The model as lm-eval takes it; the bar counts the sequences that go through it.
+
+    With `run`, a call has as many requests as a batch, so that it runs the model once.
+    """
+    with extra("lab"):
+        from lm_eval.models.huggingface import HFLM
 
     class Watched(HFLM):
         def _loglikelihood_tokens(self, requests, *args, **settings):
             # requests whose sequences differ in the last token alone share one
             bar.reset(total=len({(*context, *continued[:-1]) for _, context, continued in requests}))
-            return super()._loglikelihood_tokens(requests, *args, **settings)
+            judge = partial(super()._loglikelihood_tokens, *args, **settings)
+            if run is None:
+                return judge(requests)
+            order = sorted(range(len(requests)), key=lambda at: len(requests[at][1]) + len(requests[at][2]))
+            batches = [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
+            found = run([partial(judge, [requests[at] for at in batch], disable_tqdm=True) for batch in batches])
+            scores = dict(zip(order, chain.from_iterable(found), strict=True))
+            return [scores[at] for at in range(len(requests))]
 
         def _model_call(self, inps, *args, **settings):
             logits = super()._model_call(inps, *args, **settings)
@@ -133,7 +158,8 @@ def check_tasks(tasks: Sequence[str], limit: int | None = None) -> None:
 
 def _config(name: str, task: LocalTask) -> dict:
     """A local task in lm-eval's terms."""
-    import datasets
+    with extra("lab"):
+        import datasets
 
     return {
         "task": name,

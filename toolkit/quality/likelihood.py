@@ -1,7 +1,8 @@
 """Perplexity over fixed windows of tokens, as GPTQ, SparseGPT and Wanda report it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int64
@@ -10,7 +11,7 @@ from torch.nn import functional
 
 from toolkit.errors import UserError
 from toolkit.progress import progress
-from toolkit.quality.vocabulary import check_vocabulary
+from toolkit.vocabulary import check_vocabulary
 
 LOGITS_AT_ONCE = 128  # positions turned to float32 at a time: 128 × 50k logits are 25 MB
 MAX_EXPONENT = 700  # exp of more overflows a float
@@ -70,8 +71,24 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> tuple[
     return differences.mean().item(), differences.std().item() / math.sqrt(len(differences))
 
 
+def in_turn(passes: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
+    """The results of calls, one after the other."""
+    results = []
+    with progress("evaluating perplexity", len(passes), "windows") as bar:
+        for call in passes:
+            results.append(call())
+            bar.update()
+    return results
+
+
 @torch.inference_mode()
-def perplexity(model: nn.Module, tokens: Tensor, sequence_length: int = 1024, windows: int | None = None) -> Perplexity:
+def perplexity(
+    model: nn.Module,
+    tokens: Tensor,
+    sequence_length: int = 1024,
+    windows: int | None = None,
+    run: Callable[[Sequence[Callable[[], Tensor]]], list[Tensor]] = in_turn,
+) -> Perplexity:
     """Perplexity of a causal language model on consecutive windows that do not overlap.
 
     Args:
@@ -81,6 +98,8 @@ def perplexity(model: nn.Module, tokens: Tensor, sequence_length: int = 1024, wi
         sequence_length: tokens a window, each window read from a blank context (GPTQ's protocol). There are no special
             tokens, but for models whose texts all begin with one (`toolkit.quality.begun`).
         windows: only the first so many; all if None.
+        run: gives the results of calls, each of which runs the model on a window; `run_in_step` of
+            `toolkit.sparsity.calibration` runs a block of a model that is larger than memory for all of them.
 
     Raises `UserError` if tokens are no row of integers, there are fewer of them than the windows need, one is outside
     the model's vocabulary, or the sequence is longer than the model's positions.
@@ -101,12 +120,8 @@ def perplexity(model: nn.Module, tokens: Tensor, sequence_length: int = 1024, wi
     batch = begun(text_config, tokens[: (windows or available) * sequence_length].view(-1, sequence_length))
     training = model.training
     model.eval()
-    window_nll = []
     try:
-        with progress("evaluating perplexity", len(batch), "windows") as bar:
-            for window in batch:
-                window_nll.append(_mean_nll(model, window))
-                bar.update()
+        window_nll = run([partial(_mean_nll, model, window) for window in batch])
     finally:
         model.train(training)
     return Perplexity.of(torch.stack(window_nll), sequence_length)

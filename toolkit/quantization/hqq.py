@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from toolkit.errors import UserError, unknown
+from toolkit.extras import extra
 
 BITS = (2, 3, 4, 8)
 GROUP = 64  # divides the columns of every model at hand; 128 does not divide SmolLM2's 576
@@ -44,7 +45,8 @@ class Groupwise:
             raise UserError(f"{weight.numel() // group} groups of {bits} bits do not fill whole bytes; choose 8 bits")
         if not weight.isfinite().all():
             raise UserError("cannot quantise a weight that is not finite; load the model anew")
-        from hqq.core.quantize import Quantizer
+        with extra("lab"):
+            from hqq.core.quantize import Quantizer
 
         device = str(weight.device)
         values, layout = Quantizer.quantize(weight, bits, group_size=group, axis=1, device=device)
@@ -58,7 +60,8 @@ class Groupwise:
 
     def decode(self) -> Float[Tensor, "rows columns"]:
         """The dense weight, (integer − zero) · scale, float32."""
-        from hqq.core.quantize import Quantizer
+        with extra("lab"):
+            from hqq.core.quantize import Quantizer
 
         layout = self.layout | {"scale": self.scales.float(), "zero": self.zeros.float()}
         return Quantizer.dequantize(self.values, layout)

@@ -6,11 +6,15 @@ are in 8 bits within a neuron's gate row, up row and down column, so that a neur
 without its neighbours. For the down projection, groups then lie along the outputs.
 """
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 from jaxtyping import Float, Float32, UInt8
 from torch import Tensor
 
 from toolkit.errors import UserError
+from toolkit.extras import extra
 from toolkit.kernels.neurons.records import (
     BLOCK,
     FIELDS,
@@ -28,6 +32,7 @@ __all__ = ["decode", "encode", "record_bytes"]
 
 AT_ONCE = 512  # neurons; the package stops its steps by the mean error of what it is given
 STEPS = 255  # of an 8-bit code
+Grid: TypeAlias = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 NARROW = 1e-4  # the package gives up on a group whose weights differ by no more than this
 
 
@@ -36,11 +41,12 @@ def encode(
     up: Float[Tensor, "_ _"],
     down_transposed: Float[Tensor, "_ _"],
     bits: int = 4,
+    grid: Grid | None = None,
 ) -> UInt8[Tensor, "neurons stride"]:
     """Quantise the neurons of three matrices of one shape.
 
-    `hqq`'s half-quadratic steps choose scales and zero points, which then get 8 bits each. Codes are the nearest ones
-    for these 8 bits. The package looks at 512 neurons at once, so the same 512 give the same records.
+    `grid` chooses scales and zero points, which then get 8 bits each; None: `half_quadratic`. Codes are the nearest
+    ones for these 8 bits. The package looks at 512 neurons at once, so the same 512 give the same records.
 
     Raises `UserError` for bits other than 4 and 2, a `hidden` that 64 does not divide, matrices of different shapes,
     and weights that are not finite, or whose group has a scale or zero point that fp16 cannot hold (large weights, or
@@ -59,7 +65,7 @@ def encode(
     for number, (name, part) in enumerate(parts.items()):
         for first in range(0, neurons, AT_ONCE):
             some = records[first : first + AT_ONCE, number * nbytes : (number + 1) * nbytes]
-            _fill(some, part[first : first + AT_ONCE].detach().cpu().float(), bits)
+            _fill(some, part[first : first + AT_ONCE].detach().cpu().float(), bits, grid or half_quadratic)
             if not some[:, :HEAD_BYTES].contiguous().view(torch.float16).isfinite().all():
                 raise UserError(f"cannot quantise {name}: a group's scale or zero point lies beyond fp16; keep 16 bits")
     return records
@@ -80,15 +86,29 @@ def decode(
     return gate, up, down
 
 
-def _fill(section: UInt8[Tensor, "rows bytes"], weight: Float32[Tensor, "rows hidden"], bits: int) -> None:
-    """Write one section of each record."""
-    from hqq.core.quantize import Quantizer
+def half_quadratic(weight: Float32[Tensor, "rows hidden"], bits: int) -> tuple[Tensor, Tensor]:
+    """The scale and zero point of each group, [rows, groups], by the steps of the package `hqq`."""
+    with extra("lab"):
+        from hqq.core.quantize import Quantizer
 
     rows, hidden = weight.shape
-    of_groups = weight.reshape(rows, groups(hidden, bits), group_of(bits))
     _, chosen = Quantizer.quantize(weight, bits, group_size=group_of(bits), axis=1, bitpack=False, device="cpu")
     scale, zero = (chosen[name].float().view(rows, groups(hidden, bits)) for name in ("scale", "zero"))
-    scale, zero = _widened(of_groups, scale, zero)
+    return _widened(weight.reshape(rows, groups(hidden, bits), group_of(bits)), scale, zero)
+
+
+def min_max(weight: Float32[Tensor, "rows hidden"], bits: int) -> tuple[Tensor, Tensor]:
+    """The scale and zero point of each group, [rows, groups], that its least and greatest weight give."""
+    low, high = weight.reshape(len(weight), -1, group_of(bits)).aminmax(dim=2)
+    scale = (high - low).clamp(min=NARROW) / (2**bits - 1)
+    return scale, -low / scale
+
+
+def _fill(section: UInt8[Tensor, "rows bytes"], weight: Float32[Tensor, "rows hidden"], bits: int, grid: Grid) -> None:
+    """Write one section of each record."""
+    rows, hidden = weight.shape
+    of_groups = weight.reshape(rows, groups(hidden, bits), group_of(bits))
+    scale, zero = grid(weight, bits)
     count, heads = groups(hidden, bits), []
     for number, values in enumerate((scale, zero)):
         head, codes = _in_bytes(values)

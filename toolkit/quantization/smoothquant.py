@@ -8,7 +8,7 @@ Wanda's scores |W_ij|·‖X_j‖ keep their values when channel j goes from X to
 either order (but for rounding). Here pruning comes first: factors then belong to the weights that are left.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from numbers import Real
@@ -24,8 +24,10 @@ from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.cutting import attached
 from toolkit.progress import progress
-from toolkit.sparsity.calibration import DEFAULT, Calibration, checked_windows, run_decoder
+from toolkit.sparsity.calibration import DEFAULT, Calibration, checked_windows, open_stream, run_decoder
 from toolkit.sparsity.changed import load_pruned, weights_sha256
+from toolkit.sparsity.layerwise import Changing, WeightChange
+from toolkit.sparsity.treatment import joined, part_of
 
 ALPHA = 0.5  # for most models, section 4.1
 PROBE_TOKENS = 8
@@ -97,17 +99,20 @@ def smoothing_factors(
     found = groups(model)
     largest: dict[str, Tensor] = {}  # magnitude of each channel of a norm's outputs
 
-    def see(name: str, _: nn.Module, args: tuple, output: Tensor) -> None:
-        seen = output.float().abs().flatten(0, -2).amax(dim=0)
-        largest[name] = torch.maximum(largest.get(name, seen), seen)
+    norms = {model.get_submodule(name): name for name in found}
 
-    hooks = [model.get_submodule(name).register_forward_hook(partial(see, name)) for name in found]
-    with attached(hooks), progress("calibrating SmoothQuant", len(windows), "windows") as bar:
+    def see(norm: nn.Module, args: tuple, output: Tensor) -> None:
+        _note_largest(largest, norms[norm], args, output)
+
+    with (
+        attached([norm.register_forward_hook(see) for norm in norms]),
+        progress("calibrating SmoothQuant", len(windows), "windows") as bar,
+    ):
         for window in windows:
             run_decoder(model, window)
             bar.update()
     if wrong := next((name for name, seen in largest.items() if not seen.isfinite().all()), None):
-        raise UserError(f"outputs of {wrong} are not finite in {model.dtype}; load the model in bfloat16 or float32")
+        raise _not_finite(wrong, model.dtype)
     of_linears = {name: [one.weight.float().abs().amax(dim=0) for one in linears] for name, linears in found.items()}
     return {name: factors(largest[name], torch.stack(of).amax(dim=0), alpha) for name, of in of_linears.items()}
 
@@ -132,11 +137,30 @@ def fold(model: nn.Module, factors: Mapping[str, Float[Tensor, " channels"]]) ->
     with attached([block.register_forward_hook(keep, with_kwargs=True) for block in decoder_blocks(model)]):
         run_decoder(model, _probe(model))
     for name, factor in factors.items():
-        for parameter in model.get_submodule(name).parameters():  # weight, and bias if there is one
-            parameter.div_(factor)
-        for linear in found[name]:
-            linear.weight.mul_(factor)
-    change = max(_change(*call) for call in calls)
+        _fold(model.get_submodule(name), found[name], factor)
+    _check_folded(model, [_change(*call) for call in calls])
+
+
+def _note_largest(largest: dict, norm: object, _: tuple, output: Tensor) -> None:
+    """Note the largest magnitude of each channel of a norm's outputs."""
+    seen = output.float().abs().flatten(0, -2).amax(dim=0)
+    largest[norm] = torch.maximum(largest.get(norm, seen), seen)
+
+
+def _not_finite(norm: str, dtype: torch.dtype) -> UserError:
+    return UserError(f"outputs of {norm} are not finite in {dtype}; load the model in bfloat16 or float32")
+
+
+def _fold(norm: nn.Module, readers: Iterable[nn.Linear], factor: Tensor) -> None:
+    for parameter in norm.parameters():  # weight, and bias if there is one
+        parameter.div_(factor)
+    for linear in readers:
+        linear.weight.mul_(factor)
+
+
+def _check_folded(model: nn.Module, changes: Iterable[float]) -> None:
+    """Raise `UserError` for a relative change of what blocks add that rounding does not explain."""
+    change = max(changes)
     if not change < torch.finfo(model.dtype).eps ** 0.5:
         raise UserError(
             f"smoothing changes what blocks of {type(model).__name__} add, by {change:.0%}: not only linears read "
@@ -157,6 +181,18 @@ def groups(model: nn.Module) -> dict[str, list[nn.Linear]]:
     Raises `UserError` if there is none.
     """
     names = {module: name for name, module in model.named_modules()}
+    blocks = decoder_blocks(model)
+    linears = [linear for block in blocks for linear in decoder_linears(block).values()]
+    readers = _readers(_norms(blocks), linears, partial(run_decoder, model, _probe(model)))
+    if not readers:
+        raise _nothing_to_smooth(model)
+    return {names[norm]: found for norm, found in readers.items()}
+
+
+def _readers(
+    norms: Iterable[nn.Module], linears: Iterable[nn.Linear], run: Callable[[], object]
+) -> dict[nn.Module, list[nn.Linear]]:
+    """The linears that read each norm in a run; norms without readers are left out."""
     readers: dict[nn.Module, list[nn.Linear]] = {}
     made: list[tuple[nn.Module, Tensor]] = []  # outputs are kept alive, so that no two have the same identity
 
@@ -165,15 +201,71 @@ def groups(model: nn.Module) -> dict[str, list[nn.Linear]]:
         if norm is not None:
             readers.setdefault(norm, []).append(linear)
 
-    blocks = decoder_blocks(model)
-    handles = [norm.register_forward_hook(lambda *call: made.append((call[0], call[2]))) for norm in _norms(blocks)]
-    for block in blocks:
-        handles += [linear.register_forward_pre_hook(read) for linear in decoder_linears(block).values()]
+    handles = [norm.register_forward_hook(lambda *call: made.append((call[0], call[2]))) for norm in norms]
+    handles += [linear.register_forward_pre_hook(read) for linear in linears]
     with attached(handles):
-        run_decoder(model, _probe(model))
-    if not readers:
-        raise UserError(f"no decoder linear of {type(model).__name__} reads a norm: there is nothing to smooth")
-    return {names[norm]: linears for norm, linears in readers.items()}
+        run()
+    return readers
+
+
+def _nothing_to_smooth(model: nn.Module) -> UserError:
+    return UserError(f"no decoder linear of {type(model).__name__} reads a norm: there is nothing to smooth")
+
+
+class Smoothing(Changing):
+    """The change of each block's linears, and then the smoothing of the changed block.
+
+    A block's factors come from the windows' activations in it, as `smoothing_factors` has them. Its outputs stay as
+    they were, up to rounding, so the next block sees the same inputs. Raises `UserError` as `fold` does.
+    """
+
+    def __init__(self, change: WeightChange | None, windows: Tensor, alpha: float = ALPHA):
+        check_alpha(alpha)
+        super().__init__(change, windows, streamed=True)
+        self._alpha, self._smoothed = alpha, 0
+
+    def begin(self, model: nn.Module) -> None:
+        """Prepare for a model."""
+        super().begin(model)
+        self._model = model
+        self._probe = open_stream(model, _probe(model)[None])
+
+    def _advance(self, number: int, block: nn.Module) -> None:
+        (call,) = self._probe.calls
+        norms, linears = _norms(nn.ModuleList([block])), decoder_linears(block).values()
+        found = _readers(norms, linears, call)
+        largest: dict[nn.Module, Tensor] = {}
+        with attached([norm.register_forward_hook(partial(_note_largest, largest)) for norm in found]):
+            self._stream.advance()
+        hidden, before = call.args[0].clone(), _hidden(call())
+        self._probe.advance()
+        for norm, readers in found.items():
+            if not largest[norm].isfinite().all():
+                raise _not_finite(self._names[norm], self._dtype)
+            weights = torch.stack([linear.weight.float().abs().amax(dim=0) for linear in readers]).amax(dim=0)
+            _fold(norm, readers, factors(largest[norm], weights, self._alpha))
+        after = _hidden(partial(call.func, hidden, *call.args[1:], **call.keywords)())
+        _check_folded(self._model, [float((after - before).norm() / (before - hidden.float()).norm())])
+        self._smoothed += len(found)
+        if number == self._last and not self._smoothed:
+            raise _nothing_to_smooth(self._model)
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Both streams."""
+        streams = {"windows": self._stream.state, "probe": self._probe.state}
+        return joined(streams) | {"smoothed": torch.tensor(self._smoothed)}
+
+    def restore(self, state: Mapping[str, Tensor], number: int) -> None:
+        """Put both streams before a block."""
+        for which, stream in {"windows": self._stream, "probe": self._probe}.items():
+            stream.restore(part_of(state, which), number)
+        self._smoothed = int(state["smoothed"])
+
+    def close(self) -> None:
+        """End both streams."""
+        super().close()
+        self._probe.close()
 
 
 @torch.no_grad()

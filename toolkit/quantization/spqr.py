@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Self
 
-import numpy as np
 import torch
 from jaxtyping import Float, Float16, Int64
 from torch import Tensor
@@ -110,20 +109,22 @@ class SpQR:
         """
         check_range(weight)
         factor = factorised(gram, self.damping, self.reorder)
-        return self._quantise(weight.masked_fill(gram.diagonal() == 0, 0), factor)
+        return self._quantise(weight, factor, gram.diagonal() == 0)
 
     def round(self, weight: Float[Tensor, "rows columns"]) -> Quantised:
         """The same without data: every input has the same weight, and no column compensates for another one's error."""
         check_range(weight)
         return self._quantise(weight.float(), None)
 
-    def _quantise(self, weight: Tensor, factor: Factor | None) -> Quantised:
-        """The matrix whose columns are quantised one after the other."""
+    def _quantise(self, weight: Tensor, factor: Factor | None, unused: Tensor | None = None) -> Quantised:
+        """The matrix whose columns are quantised one after the other. Columns that are `unused` become zero."""
         rows, columns = weight.shape
         order = None if factor is None else factor.order
         diagonal = torch.ones(columns) if factor is None else factor.diagonal
         tall, wide = spqr.tiles(weight.shape)
         weight = pad(weight.T if order is None else weight.T[order], (0, -rows % LANES)).contiguous()
+        if unused is not None:
+            weight[unused if order is None else unused[order]] = 0
         threshold = self._threshold(weight, diagonal, rows)
         codes, added = torch.zeros(weight.shape, dtype=torch.uint8), torch.zeros_like(weight)
         outlier, scales = codes.bool(), torch.zeros(wide, weight.shape[1], dtype=torch.uint8)
@@ -150,9 +151,10 @@ class SpQR:
         outliers = round(self.outliers * weights)
         if outliers in (0, weights):
             return -torch.inf if outliers else torch.inf
-        gains = leave_one_out_gains(weight, diagonal)[:, :rows].flatten().numpy()
+        gains = leave_one_out_gains(weight, diagonal)[:, :rows].reshape(-1).numpy()
         around = (weights - outliers - 1, weights - outliers)
-        return float(np.partition(gains, around)[[*around]].mean(dtype=float))
+        gains.partition(around)  # in place: they may take as much as the weight
+        return float(gains[[*around]].mean(dtype=float))
 
 
 def _checked(found: Quantised) -> Quantised:

@@ -1,11 +1,14 @@
 """The sequential walk: the inputs of each decoder block's linears, with every earlier block already changed."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from numbers import Integral
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from greenlet import getcurrent, greenlet
@@ -15,9 +18,10 @@ from torch import Tensor, nn
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.cutting import attached
+from toolkit.models.on_demand import is_on_demand, present
 from toolkit.progress import progress
 from toolkit.quality import begun, load_tokens, token_ids
-from toolkit.quality.vocabulary import check_vocabulary
+from toolkit.vocabulary import check_vocabulary
 
 Statistic = Float[Tensor, "columns columns"] | Float[Tensor, " columns"]  # XᵀX of a linear's inputs X, or its diagonal
 
@@ -90,9 +94,15 @@ def check_finite(model: nn.Module) -> None:
     """Raise `UserError` for a decoder linear with weights that are not finite."""
     names = {module: name for name, module in model.named_modules()}
     for block in decoder_blocks(model):
-        for linear in decoder_linears(block).values():
-            if not linear.weight.isfinite().all():
-                raise UserError(f"{names[linear]} has weights that are not finite; load the model anew")
+        with present(block):
+            check_finite_block(block, names)
+
+
+def check_finite_block(block: nn.Module, names: Mapping[nn.Module, str]) -> None:
+    """The same for one block. `names` are those of the model's modules."""
+    for linear in decoder_linears(block).values():
+        if not linear.weight.isfinite().all():
+            raise UserError(f"{names[linear]} has weights that are not finite; load the model anew")
 
 
 @contextmanager
@@ -119,35 +129,64 @@ def walk(
 
     The caller prunes or quantises the block before it asks for the next one. The block then runs again, and its new
     outputs are the next block's inputs. Blocks before number `first` run as they are and are not yielded. Only the
-    windows' hidden states (overwritten in place) and one block's Gram matrices are held, unless blocks take other
-    arguments that differ by window (`_suspended_calls`). Raises `UserError` if an input is not finite. A linear that no
-    token reaches (an expert, or one whose weight is used otherwise) has inputs that all count alike.
+    windows' hidden states and one block's Gram matrices are held (`open_stream`). Raises `UserError` if an input is not
+    finite. A linear that no token reaches (an expert, or one whose weight is used otherwise) has inputs that all count
+    alike.
     """
     blocks = decoder_blocks(model)
-    for index, (block, calls) in enumerate(zip(blocks, _block_calls(model, blocks, windows), strict=True)):
-        if index >= first:
-            linears = decoder_linears(block)
-            with recorded_grams(linears, norms_only) as grams:
-                _run_to_last(calls, linears.values())
-            for name in linears.keys() - grams.keys():  # an expert that no token chose, or a weight used otherwise
-                columns = linears[name].in_features  # all inputs count alike
-                grams[name] = torch.ones(columns) if norms_only else torch.eye(columns)
-            _check(grams, f"block {index}", model.dtype)
-            yield block, grams
-            grams.clear()  # the caller holds the dictionary until the next block is there
+    with closing(open_stream(model, windows)) as stream:
+        for index, block in enumerate(blocks):
+            with present(block):
+                if index >= first:
+                    grams = statistics_of(block, stream.calls, norms_only, f"block {index}", model.dtype)
+                    yield block, grams
+                    grams.clear()  # the caller holds the dictionary until the next block is there
+                if block is not blocks[-1]:
+                    stream.advance()
+
+
+def statistics_of(
+    block: nn.Module, calls: list["Call"], norms_only: bool, name: str, dtype: torch.dtype
+) -> dict[str, Statistic]:
+    """The statistics of the inputs of a block's linears, as `walk` gives them. The block is in memory."""
+    linears = decoder_linears(block)
+    with recorded_grams(linears, norms_only) as grams:
+        _run_to_last(calls, linears.values())
+    for linear in linears.keys() - grams.keys():  # an expert that no token chose, or a weight used otherwise
+        columns = linears[linear].in_features  # all inputs count alike
+        grams[linear] = torch.ones(columns) if norms_only else torch.eye(columns)
+    _check(grams, name, dtype)
+    return grams
 
 
 @torch.no_grad()
 def head_gram(model: nn.Module, windows: Int64[Tensor, "windows tokens"]) -> Float[Tensor, "columns columns"]:
     """XᵀX of the output head's inputs X over all windows, float32. Raises `UserError` as `walk` does."""
     windows = checked_windows(model, windows)
-    recorded = recorded_grams({"head": model.get_output_embeddings()})
-    with inference(model), recorded as grams, progress("inputs of the head", len(windows), "windows") as bar:
-        for window in windows:
+    passes = [partial(_head_inputs, model, window) for window in windows]
+    with inference(model):
+        return gram_of_head(model, run_in_step(model, passes, "inputs of the head"))
+
+
+def gram_of_head(model: nn.Module, inputs: Iterable[Tensor]) -> Float[Tensor, "columns columns"]:
+    """XᵀX of the output head's inputs X, float32. Raises `UserError` if they are not finite."""
+    first, *others = inputs
+    gram = _added(None, first, norms_only=False)
+    for one in others:
+        _added(gram, one, norms_only=False)
+    _mirror(gram)
+    _check({"head": gram}, "output", model.dtype)
+    return gram
+
+
+def _head_inputs(model: nn.Module, window: Int64[Tensor, " tokens"]) -> Tensor:
+    """The head's inputs. The head itself does not run."""
+    with attached([model.get_output_embeddings().register_forward_pre_hook(_stop)]):
+        try:
             model(window[None].to(model.device), use_cache=False)
-            bar.update()
-    _check(grams, "output", model.dtype)
-    return grams["head"]
+        except _ReachedError as reached:
+            return reached.args[0]
+    raise UserError(f"{type(model).__name__} does not run its head")
 
 
 @contextmanager
@@ -166,22 +205,28 @@ def recorded_grams(linears: dict[str, nn.Linear], norms_only: bool = False) -> I
         if inputs is last[0]:
             grams[name] = grams[last[1]]
             return
-        rows = inputs.reshape(-1, inputs.shape[-1]).float()
-        columns = rows.shape[1]
-        if name not in grams:
-            grams[name] = rows.new_zeros([columns] * (1 if norms_only else 2))
-        if norms_only:
-            grams[name] += rows.square().sum(0)
-        else:
-            for start in range(0, columns, TILE):
-                tile, rest = slice(start, start + TILE), slice(start, None)
-                grams[name][tile, rest].addmm_(rows[:, tile].T, rows[:, rest])
+        grams[name] = _added(grams.get(name), inputs, norms_only)
         last = (inputs, name)
 
     with attached(linear.register_forward_pre_hook(partial(add, name)) for name, linear in linears.items()):
         yield grams
     for gram in {id(gram): gram for gram in grams.values() if gram.ndim == 2}.values():
         _mirror(gram)
+
+
+def _added(gram: Tensor | None, inputs: Float[Tensor, "*batch columns"], norms_only: bool) -> Tensor:
+    """A sum of XᵀX, above the diagonal of tiles, or of its diagonal, with these inputs added in place."""
+    rows = inputs.reshape(-1, inputs.shape[-1]).float()
+    columns = rows.shape[1]
+    if gram is None:
+        gram = rows.new_zeros([columns] * (1 if norms_only else 2))
+    if norms_only:
+        gram += rows.square().sum(0)
+    else:
+        for start in range(0, columns, TILE):
+            tile, rest = slice(start, start + TILE), slice(start, None)
+            gram[tile, rest].addmm_(rows[:, tile].T, rows[:, rest])
+    return gram
 
 
 def _mirror(gram: Float[Tensor, "columns columns"]) -> None:
@@ -191,14 +236,240 @@ def _mirror(gram: Float[Tensor, "columns columns"]) -> None:
         gram[rest, tile] = gram[tile, rest].T
 
 
-Call = Callable[[], object]  # runs one block on one window
+Call = partial  # runs one block on one window
 
 
-def _block_calls(model: nn.Module, blocks: nn.ModuleList, windows: Tensor) -> Iterator[list[Call]]:
-    """For each block in order, the calls that run it, one a window. Earlier blocks run first, as they are by then."""
-    arguments, others = (_arguments(model, blocks, tokens) for tokens in (windows[0], _other(model, windows[0])))
-    shared = all(_equal(*pair) for pair in zip(arguments, others, strict=True))
-    return _shared_calls(model, blocks, windows, arguments) if shared else _suspended_calls(model, blocks, windows)
+class Stream(ABC):
+    """Windows of text on their way through a decoder. All stand before the same block."""
+
+    @property
+    @abstractmethod
+    def calls(self) -> list[Call]:
+        """The calls that run this block, one a window."""
+
+    @abstractmethod
+    def advance(self) -> None:
+        """Run this block, as it is now, on each window: all stand before the next one."""
+
+    @property
+    @abstractmethod
+    def results(self) -> list:
+        """The result of each window's pass, once the last block has run."""
+
+    @property
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """The tensors that `restore` needs in another process."""
+
+    @abstractmethod
+    def restore(self, state: Mapping[str, Tensor], number: int) -> None:
+        """Stand before block `number`."""
+
+    def close(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Let go of what it holds."""
+
+
+Run = Callable[[nn.Module, Int64[Tensor, " tokens"]], object]  # a pass of a model over a window
+_known_arguments: "WeakKeyDictionary[nn.Module, dict[int, list | None]]" = WeakKeyDictionary()
+
+
+def open_stream(model: nn.Module, windows: Int64[Tensor, "windows tokens"], run: Run | None = None) -> Stream:
+    """The windows before the first block; `run` makes a pass of each, through the decoder alone if it is None.
+
+    Only hidden states are held, unless blocks take other arguments that differ by window (`Passes`).
+    """
+    run, length = run or run_decoder, windows.shape[1]
+    known = _known_arguments.setdefault(model, {}) if is_on_demand(model) else {}  # others may change meanwhile
+    if length not in known:
+        known[length] = _shared_arguments(model, windows[0])
+    if known[length] is None:
+        return Passes(model, [partial(run, model, window) for window in windows])
+    return HiddenStates(model, windows, known[length], run)
+
+
+Arguments = list[tuple[tuple, dict[str, Any]]]
+
+
+def _shared_arguments(model: nn.Module, window: Int64[Tensor, " tokens"]) -> Arguments | None:
+    """The arguments of each block beside the hidden states; None if they differ by window.
+
+    Only the first block runs, which shows what blocks give: what enters a block is no matter here.
+    """
+    arguments: Arguments = []
+    pair, blocks = (window, _other(model, window)), decoder_blocks(model)
+    passes = Passes(model, [partial(run_decoder, model, each) for each in pair])
+    with closing(passes), _skipped(blocks[1:], lambda: passes.output):
+        for block in blocks:
+            one, other = passes.calls
+            if not _equal([one.args[1:], one.keywords], [other.args[1:], other.keywords]):
+                return None
+            arguments.append((one.args[1:], one.keywords))
+            with present(block) if block is blocks[0] else nullcontext():
+                passes.advance()
+    return arguments
+
+
+class HiddenStates(Stream):
+    """A stream through blocks whose arguments (positions, mask) are those of any other window.
+
+    Only the hidden states are held, and overwritten by each block.
+    """
+
+    def __init__(self, model: nn.Module, windows: Tensor, arguments: Arguments, run: Run):
+        self._model, self._windows, self._run = model, windows, run
+        self._blocks, self._arguments, self._number = decoder_blocks(model), arguments, 0
+        self._hidden, self._several = _first_inputs(model, self._blocks[0], windows), False
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls of this block."""
+        block, (args, kwargs) = self._blocks[self._number], self._arguments[self._number]
+        return [partial(block, window, *args, **kwargs) for window in self._hidden.split(1)]
+
+    def advance(self) -> None:
+        """Run this block."""
+        for window, call in zip(self._hidden.split(1), self.calls, strict=True):
+            output = call()
+            self._several = isinstance(output, tuple | list)
+            window.copy_(output[0] if self._several else output)
+        self._number += 1
+
+    @property
+    def results(self) -> list:
+        """The results of passes whose last block gave the hidden states."""
+        return [self._result(*pair) for pair in zip(self._windows, self._hidden.split(1), strict=True)]
+
+    def _result(self, window: Tensor, hidden: Tensor) -> object:
+        with _skipped(self._blocks, lambda: (hidden,) if self._several else hidden):
+            return self._run(self._model, window)
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The hidden states."""
+        return {"hidden": self._hidden, "several": torch.tensor(self._several)}
+
+    def restore(self, state: Mapping[str, Tensor], number: int) -> None:
+        """Put hidden states before a block."""
+        self._hidden, self._several, self._number = state["hidden"].clone(), bool(state["several"]), number
+
+
+@contextmanager
+def _skipped(blocks: Iterable[nn.Module], output: Callable[[], object]) -> Iterator[None]:
+    """Inside the block, decoder blocks do not run: they give this output."""
+    own = {block: vars(block).get("forward") for block in blocks}
+    for block in own:
+        block.forward = lambda *_, **__: output()
+    try:
+        yield
+    finally:
+        for block, forward in own.items():
+            del block.forward
+            if forward is not None:
+                block.forward = forward
+
+
+class Passes(Stream):
+    """Several passes of a model, each any call that runs it once, which stand still before each block.
+
+    So the model itself makes the arguments of its blocks. A pass also holds the embedding of its window, and its masks.
+    """
+
+    def __init__(self, model: nn.Module, passes: Iterable[Callable[[], object]]):
+        self._blocks, self._number, self._passes = decoder_blocks(model), -1, []
+        self._outputs: dict[greenlet, object] = {}  # of the latest block that each pass has run
+        hooks = (block.register_forward_pre_hook(self._stand_still, with_kwargs=True) for block in self._blocks)
+        self._hooks = [*hooks, *(block.register_forward_hook(self._note) for block in self._blocks)]
+        self._calls = list(passes)
+        self._passes.extend(map(greenlet, self._calls))
+        self.advance()
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls of this block."""
+        return [partial(self._blocks[self._number], *args, **kwargs) for args, kwargs in self._standing]
+
+    def advance(self) -> None:
+        """Run this block; the last one also runs the rest of each pass."""
+        self._standing = [each.switch() for each in self._passes]
+        self._number += 1
+
+    @property
+    def results(self) -> list:
+        """The results of the calls."""
+        return self._standing
+
+    @property
+    def output(self) -> object:
+        """The output of the latest block that the running pass has run."""
+        return self._outputs[getcurrent()]
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Each pass's hidden states, and what its blocks leave for later ones: keys and values in Gemma 3n."""
+        state: dict[str, Tensor] = {}
+        for number, (each, standing) in enumerate(zip(self._passes, self._standing, strict=True)):
+            output = self._outputs[each]
+            several = isinstance(output, tuple | list)
+            state |= {f"{number}/hidden": output[0] if several else output, "several": torch.tensor(several)}
+            if self._number < len(self._blocks):
+                state |= {f"{number}/{name}": tensor for name, tensor in _shared(standing[1])}
+        return state
+
+    def restore(self, state: Mapping[str, Tensor], number: int) -> None:
+        """Stand before a block: the passes begin again, and run without the blocks before it."""
+        self._end()
+        self._number, self._passes[:] = -1, map(greenlet, self._calls)
+        hidden = {each: state[f"{place}/hidden"].clone() for place, each in enumerate(self._passes)}
+        several = bool(state["several"])
+        output = lambda: (hidden[getcurrent()],) if several else hidden[getcurrent()]  # noqa: E731
+        with _skipped(self._blocks[:number], output):
+            for _ in range(number + 1):
+                self.advance()
+        shared = sorted(name.split("/") for name in state if name.count("/") == 3)
+        for (place, argument, key), names in groupby(shared, key=lambda path: path[:3]):
+            self._standing[int(place)][1][argument][key] = tuple(state["/".join(path)].clone() for path in names)
+
+    def close(self) -> None:
+        """End the passes where they stand."""
+        for hook in self._hooks:
+            hook.remove()
+        self._end()
+
+    def _end(self) -> None:
+        for each in self._passes:
+            each.throw()
+
+    def _note(self, _: nn.Module, __: tuple, output: object) -> None:
+        if getcurrent() in self._passes:
+            self._outputs[getcurrent()] = output
+
+    def _stand_still(self, _: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        if getcurrent() in self._passes:  # else the caller runs the block for its statistics
+            getcurrent().parent.switch((args, kwargs))
+
+
+def _shared(arguments: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of those arguments that blocks may fill for later ones: mappings to some tensors each."""
+    for name, mapping in arguments.items():
+        for key, tensors in mapping.items() if isinstance(mapping, MutableMapping) else ():
+            if isinstance(tensors, tuple | list):
+                yield from ((f"{name}/{key}/{place}", tensor) for place, tensor in enumerate(tensors))
+
+
+def head_stream(model: nn.Module, windows: Int64[Tensor, "windows tokens"]) -> Stream:
+    """The windows on their way to the head, whose inputs are the results."""
+    return open_stream(model, checked_windows(model, windows), _head_inputs)
+
+
+def run_in_step(model: nn.Module, passes: Iterable[Callable[[], object]], title: str = "running the model") -> list:
+    """The results of calls that run a model once each; all run a block before the next one is read."""
+    blocks = decoder_blocks(model)
+    with closing(Passes(model, passes)) as stream, progress(title, len(blocks), "blocks") as bar:
+        for block in blocks:
+            with present(block):
+                stream.advance()
+            bar.update()
+        return stream.results
 
 
 def _other(model: nn.Module, window: Int64[Tensor, " tokens"]) -> Int64[Tensor, " tokens"]:
@@ -206,17 +477,10 @@ def _other(model: nn.Module, window: Int64[Tensor, " tokens"]) -> Int64[Tensor, 
     return (window + 1) % model.get_input_embeddings().num_embeddings
 
 
-def _arguments(model: nn.Module, blocks: nn.ModuleList, window: Tensor) -> list[tuple[tuple, dict[str, Any]]]:
-    """The arguments of each block beside the hidden states, which are the first one."""
-    arguments = []
-    record = lambda _, args, kwargs: arguments.append((args[1:], kwargs))  # noqa: E731
-    with attached(block.register_forward_pre_hook(record, with_kwargs=True) for block in blocks):
-        run_decoder(model, window)
-    return arguments
-
-
 def _equal(one: object, other: object) -> bool:
-    """Whether two arguments have equal values. Objects that cannot be compared differ."""
+    """Whether two arguments have equal values. Objects that cannot be compared, or that blocks may fill, differ."""
+    if isinstance(one, MutableMapping) and not isinstance(one, dict):
+        return False
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return torch.equal(one, other)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
@@ -224,45 +488,6 @@ def _equal(one: object, other: object) -> bool:
     if isinstance(one, tuple | list) and isinstance(other, tuple | list):
         return len(one) == len(other) and all(map(_equal, one, other))
     return one is other or (type(one) is type(other) and not isinstance(one, Tensor) and one == other)
-
-
-def _shared_calls(
-    model: nn.Module, blocks: nn.ModuleList, windows: Tensor, arguments: list[tuple[tuple, dict[str, Any]]]
-) -> Iterator[list[Call]]:
-    """As `_block_calls`, for blocks whose arguments (positions, mask) are those of any other window.
-
-    Only the hidden states are held, and overwritten by each block.
-    """
-    hidden = _first_inputs(model, blocks[0], windows)
-    for block, (args, kwargs) in zip(blocks, arguments, strict=True):
-        calls = [partial(block, window, *args, **kwargs) for window in hidden.split(1)]
-        yield calls
-        if block is not blocks[-1]:
-            for window, call in zip(hidden.split(1), calls, strict=True):
-                output = call()
-                window.copy_(output[0] if isinstance(output, tuple) else output)
-
-
-def _suspended_calls(model: nn.Module, blocks: nn.ModuleList, windows: Tensor) -> Iterator[list[Call]]:
-    """As `_block_calls`, for blocks with arguments of each window: its tokens, or outputs of earlier blocks.
-
-    One pass of the decoder a window stands still before each block, so the model itself makes the arguments. A pass
-    also holds the embedding of its window, and its masks.
-    """
-    passes: list[greenlet] = []
-
-    def stand_still(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        if getcurrent() in passes:  # else the caller runs the block for its statistics
-            getcurrent().parent.switch((args, kwargs))
-
-    with attached(block.register_forward_pre_hook(stand_still, with_kwargs=True) for block in blocks):
-        passes.extend(greenlet(partial(run_decoder, model, window)) for window in windows)
-        try:
-            for block in blocks:
-                yield [partial(block, *args, **kwargs) for args, kwargs in [each.switch() for each in passes]]
-        finally:
-            for each in passes:
-                each.throw()
 
 
 class _ReachedError(Exception):

@@ -14,8 +14,18 @@ from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.plain import plain
 from toolkit.pattern import Pattern, resolve
 from toolkit.progress import progress
-from toolkit.sparsity.calibration import check_finite, checked_windows, inference, walk
+from toolkit.sparsity.calibration import (
+    Stream,
+    check_finite,
+    check_finite_block,
+    checked_windows,
+    inference,
+    open_stream,
+    statistics_of,
+    walk,
+)
 from toolkit.sparsity.methods import METHODS, PruningMethod
+from toolkit.sparsity.treatment import Treatment
 
 log = logging.getLogger(__name__)
 
@@ -176,30 +186,104 @@ def change_blocks(
     that are not finite, and later, with the earlier blocks changed, for activations that are not finite and what
     `change` raises, with the linear's name.
     """
-    blocks, names = decoder_blocks(plain(model)), {module: name for name, module in model.named_modules()}
-    method = getattr(change, "method", change)
-    _check_pattern(blocks, names, getattr(change, "pattern", None))
-    if not isinstance(change, Pruning):
-        _check_shared(blocks, names)
+    windows = _checked_change(model, change, windows)
+    blocks, names = decoder_blocks(model), {module: name for name, module in model.named_modules()}
     check_finite(model)
-    if windows is not None:
-        windows = checked_windows(model, windows)
-    elif change.statistic:
-        raise UserError(f"{type(method).__name__} needs calibration windows: pass calibration=cut_windows(...)")
-    if change.statistic == "gram":
-        _warn_of_few_tokens(blocks, names, windows.numel())
-    title = f"{'pruning' if isinstance(change, Pruning) else 'quantising'} by {type(method).__name__}"
-    with inference(model), progress(title, len(blocks) - first, "blocks") as bar:
+    with inference(model), progress(_title(change), len(blocks) - first, "blocks") as bar:
         passes = ((block, {}) for block in blocks[first:])
         if windows is not None and change.statistic:
             passes = walk(model, windows, first, change.statistic == "norms")
         for block, grams in passes:
-            matrices, statistics = {}, []
-            for op, linear in decoder_linears(block).items():
-                matrices[op], record = _change(names[linear], linear, grams.get(op), change)
-                statistics.append(record)
+            changed = _change_block(block, names, grams, change)
             bar.update()
-            yield Block(matrices, tuple(statistics))
+            yield changed
+
+
+class Changing(Treatment):
+    """The change of every linear of a block, calibrated on the outputs of the changed blocks before it.
+
+    `streamed`: the windows run through the blocks even if the change takes no statistic.
+    """
+
+    def __init__(self, change: WeightChange | None, windows: Tensor | None = None, streamed: bool = False):
+        self._change, self._windows = change, windows
+        self._streamed = streamed or bool(change and change.statistic)
+        self._stream: Stream | None = None
+
+    def begin(self, model: nn.Module) -> None:
+        """Check the model and the windows. Raises `UserError` as `change_blocks` does before it changes a weight."""
+        self._names = {module: name for name, module in model.named_modules()}
+        self._dtype, self._last = model.dtype, len(decoder_blocks(model)) - 1
+        windows = self._windows
+        if self._change is not None:
+            windows = _checked_change(model, self._change, windows)
+        if self._streamed:
+            self._stream = open_stream(model, checked_windows(model, windows))
+
+    @torch.no_grad()
+    def treat(self, number: int, block: nn.Module) -> Mapping[str, Matrix]:
+        """Change a block. Raises `UserError` as `change_blocks` does."""
+        matrices: Mapping[str, Matrix] = {}
+        if self._change is not None:
+            check_finite_block(block, self._names)
+            grams: dict[str, Tensor] = {}
+            if self._change.statistic:
+                norms_only, name = self._change.statistic == "norms", f"block {number}"
+                grams = statistics_of(block, self._stream.calls, norms_only, name, self._dtype)
+            matrices = _change_block(block, self._names, grams, self._change).matrices
+        self._advance(number, block)
+        return matrices
+
+    def _advance(self, number: int, block: nn.Module) -> None:
+        """Run the changed block."""
+        if self._stream is not None and number < self._last:
+            self._stream.advance()
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The hidden states."""
+        return {} if self._stream is None else self._stream.state
+
+    def restore(self, state: Mapping[str, Tensor], number: int) -> None:
+        """Put the hidden states before a block."""
+        if self._stream is not None:
+            self._stream.restore(state, number)
+
+    def close(self) -> None:
+        """End the stream."""
+        if self._stream is not None:
+            self._stream.close()
+
+
+def _title(change: WeightChange) -> str:
+    method = type(getattr(change, "method", change)).__name__
+    return f"{'pruning' if isinstance(change, Pruning) else 'quantising'} by {method}"
+
+
+def _checked_change(model: nn.Module, change: WeightChange, windows: Tensor | None) -> Tensor | None:
+    """The windows as a model takes them. Raises `UserError` for a model, a change or windows that do not fit."""
+    blocks, names = decoder_blocks(plain(model)), {module: name for name, module in model.named_modules()}
+    _check_pattern(blocks, names, getattr(change, "pattern", None))
+    if not isinstance(change, Pruning):
+        _check_shared(blocks, names)
+    if windows is not None:
+        windows = checked_windows(model, windows)
+    elif change.statistic:
+        method = type(getattr(change, "method", change)).__name__
+        raise UserError(f"{method} needs calibration windows: pass calibration=cut_windows(...)")
+    if change.statistic == "gram":
+        _warn_of_few_tokens(blocks, names, windows.numel())
+    return windows
+
+
+def _change_block(
+    block: nn.Module, names: Mapping[nn.Module, str], grams: Mapping[str, Tensor], change: WeightChange
+) -> Block:
+    matrices, statistics = {}, []
+    for op, linear in decoder_linears(block).items():
+        matrices[op], record = _change(names[linear], linear, grams.get(op), change)
+        statistics.append(record)
+    return Block(matrices, tuple(statistics))
 
 
 def _change(name: str, linear: nn.Linear, gram: Tensor | None, change: WeightChange) -> tuple[Matrix, LayerStatistics]:

@@ -14,7 +14,7 @@ def lowest(scores: Float[Tensor, "*batch n"], count: int) -> Bool[Tensor, "*batc
     threshold = scores.kthvalue(count, dim=-1, keepdim=True).values  # several times faster than a sort
     below, equal = scores < threshold, scores == threshold
     missing = count - below.sum(dim=-1, keepdim=True)
-    return below | (equal & (equal.cumsum(dim=-1) <= missing))
+    return below | (equal & (equal.cumsum(dim=-1, dtype=torch.int32) <= missing))
 
 
 def lowest_in_groups(scores: Float[Tensor, "rows columns"], pattern: Pattern) -> Bool[Tensor, "rows columns"]:

@@ -4,16 +4,21 @@ trace = record_routing(model, "smollm2-135m-moe-upcycled", tokens, "wiki-slice",
 overlap(trace, distances=[1, 8])   # of `toolkit.sparsity.statistics`: for experts as for neurons
 """
 
+from collections.abc import Mapping
+
 import torch
-from jaxtyping import Bool, Float, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor, nn
 
-from toolkit.models.experts import Experts, mixtures_by_layer, seen_routing
+from toolkit.models.cutting import attached
+from toolkit.models.experts import Experts, block_experts, mixtures_by_layer, seen_routing
 from toolkit.models.ffn import decoder_ffns
 from toolkit.progress import progress
-from toolkit.sparsity.calibration import checked_windows, cut_windows
+from toolkit.sparsity.calibration import checked_windows, cut_windows, open_stream
+from toolkit.sparsity.layerwise import Matrix
 from toolkit.sparsity.thresholds import run_decoder, thresholded, watched
 from toolkit.sparsity.trace import Trace, pack
+from toolkit.sparsity.treatment import Treatment
 
 
 @torch.no_grad()
@@ -92,3 +97,46 @@ def record_routing(
             bar.update()
     experts = tuple(each.count for each in found)
     return Trace(name, corpus, cut.int(), experts, tuple(map(pack, active)), "expert", None, weights)
+
+
+class ExpertUsage(Treatment):
+    """Counts which experts of each block the first windows of a row of token ids use; weights stay.
+
+    `shares` are, by block, the shares of tokens that each expert was chosen for.
+    """
+
+    def __init__(self, tokens: object, windows: int | None = None, sequence_length: int = 1024):
+        self._windows = cut_windows(tokens, windows, sequence_length)
+        self.shares: dict[int, Float64[Tensor, " experts"]] = {}
+
+    def begin(self, model: nn.Module) -> None:
+        """Prepare for a model. Raises `UserError` for one without experts, or tokens that do not fit it."""
+        mixtures(model)
+        self._stream = open_stream(model, checked_windows(model, self._windows))
+
+    @torch.no_grad()
+    def treat(self, number: int, block: nn.Module) -> Mapping[str, Matrix]:
+        """Count a block's experts."""
+        experts, chosen = block_experts(block, number), []
+
+        def see(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            chosen.append(spread(args[1], args[2], experts.count)[0])
+
+        with attached([experts.routed.register_forward_pre_hook(see)] if experts else []):
+            self._stream.advance()
+        if experts:
+            self.shares[number] = torch.cat(chosen).double().mean(0)
+        return {}
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The hidden states; bits are chosen as blocks are written, so shares of written ones are not needed."""
+        return self._stream.state
+
+    def restore(self, state: Mapping[str, Tensor], number: int) -> None:
+        """Put the hidden states before a block."""
+        self._stream.restore(state, number)
+
+    def close(self) -> None:
+        """End the stream."""
+        self._stream.close()

@@ -58,16 +58,18 @@ class Magnitudes:
         counts = torch.zeros(len(decoder_ffns(model)), BINS, dtype=torch.int64)
 
         def count(layer: int, outputs: Tensor) -> None:
-            bins = outputs.float().abs().view(torch.int32) >> DROPPED_BITS
-            counts[layer] += bins.flatten().bincount(minlength=BINS).cpu()
+            counts[layer] += bins_of(outputs)
 
         with watched(model, count, criterion), progress("measuring activations", len(cut), "windows") as bar:
             for window in cut:
                 run_decoder(model, window)
                 bar.update()
-        if counts[:, INFINITE:].any():
-            raise UserError("activations are not finite: load the model in bfloat16 or float32")
         return cls(counts)
+
+    def __post_init__(self):
+        """Raise `UserError` for activations that are not finite."""
+        if self.counts[:, INFINITE:].any():
+            raise UserError("activations are not finite: load the model in bfloat16 or float32")
 
     def thresholds(self, zeros: float | Sequence[float]) -> Float32[Tensor, " layers"]:
         """The smallest thresholds that set at least a share of outputs to zero; one share for all layers, or one each.
@@ -90,6 +92,12 @@ class Magnitudes:
         bins = thresholds.view(torch.int32) >> DROPPED_BITS
         below = self.counts.cumsum(1)
         return below.gather(1, bins.long()[:, None]).squeeze(1) / below[:, -1]
+
+
+def bins_of(outputs: Float[Tensor, "*tokens neurons"]) -> Int64[Tensor, " bins"]:
+    """How many outputs have a magnitude in each bin."""
+    bins = outputs.float().abs().view(torch.int32) >> DROPPED_BITS
+    return bins.flatten().bincount(minlength=BINS).cpu()
 
 
 @contextmanager
@@ -169,7 +177,7 @@ def fatrelu(model: nn.Module, limits: Float32[Tensor, " layers"]) -> AbstractCon
     """Inside the block, the activation of each decoder block is a FATReLU: x where x exceeds its limit, else 0.
 
     LLM in a flash (sections 3 and C.5) runs models that were trained with it, or with ReLU, which has a limit of 0.
-    Here the activation is replaced without training; `toolkit.recovery` trains with ReLU.
+    Here the activation is replaced without training.
 
     Raises `UserError` for another number of limits than blocks, or a block without a known activation.
     """

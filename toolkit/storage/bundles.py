@@ -42,9 +42,9 @@ def parts(ffn: FFN) -> dict[str, Float[Tensor, "neurons hidden"]]:
     return gate | {"up": ffn.up.weight.detach(), "down": ffn.down.weight.detach().T}
 
 
-def bundle_ops(ffns: Iterable[FFN], layouts: Iterable[str]) -> Iterator[Op]:
-    """FFNs, without their biases, as ops of a store, layer by layer, in each layout."""
-    for layer, ffn in enumerate(ffns):
+def bundle_ops(ffns: Iterable[FFN], layouts: Iterable[str], first: int = 0) -> Iterator[Op]:
+    """FFNs, without their biases, as ops of a store, layer by layer from number `first` on, in each layout."""
+    for layer, ffn in enumerate(ffns, first):
         for layout in layouts:
             matrices = parts(ffn)
             if layout == "bundled":

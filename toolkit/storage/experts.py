@@ -9,7 +9,7 @@ another form than `down(act(gate(x)) · up(x))` is one row: the weights of its u
 projection.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -18,10 +18,12 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
+from toolkit.formats import Packed, decode
 from toolkit.formats.dense import Dense
 from toolkit.formats.twins import random_records
-from toolkit.models.experts import Experts, mixtures_by_layer
+from toolkit.models.experts import Experts, block_experts, mixtures_by_layer
 from toolkit.quantization import neuron_records
+from toolkit.sparsity.layerwise import Matrix
 from toolkit.storage.packing import Layout
 from toolkit.storage.runs import OpRun
 from toolkit.storage.store import Store
@@ -42,10 +44,11 @@ def op_name(expert: int) -> str:
 class WholeExperts(Layout):
     """Each routed expert of a mixture by itself; see `toolkit.storage.packing.pack_model`.
 
-    `bits` of each weight of an expert, one of `BITS`; or a list of bits by layer and expert.
+    `bits` of each weight of an expert, one of `BITS`; or a list of bits by layer and expert; or a function that gives
+    the bits of a block's experts when they are written.
     """
 
-    bits: Bits | Sequence[Sequence[Bits]] = None
+    bits: Bits | Sequence[Sequence[Bits]] | Callable[[int], Sequence[Bits]] = None
     variants = (LAYOUT,)
 
     def check(self, model: nn.Module) -> None:
@@ -64,11 +67,33 @@ class WholeExperts(Layout):
         """The weights of the routed experts."""
         return expert_weights(model)
 
-    def ops(self, model: nn.Module) -> Iterator[Op]:
+    def ops(
+        self, model: nn.Module, number: int, block: nn.Module, variant: str, matrices: Mapping[str, Matrix]
+    ) -> Iterator[Op]:
         """An expert each. Raises `UserError` for weights that cannot be quantised."""
-        for (layer, experts), of_layer in zip(mixtures_by_layer(model).items(), self._bits(model), strict=True):
-            for expert, of_expert in enumerate(of_layer):
-                yield Op(layer, op_name(expert), LAYOUT, Dense.encode(self._rows(layer, experts, expert, of_expert)))
+        if (experts := block_experts(block, number)) is None:
+            return
+        bits_of = (
+            self.bits(number)
+            if callable(self.bits)
+            else self._bits(model)[list(mixtures_by_layer(model)).index(number)]
+        )
+        for expert, of_expert in enumerate(bits_of):
+            yield Op(number, op_name(expert), variant, Dense.encode(self._rows(number, experts, expert, of_expert)))
+
+    def pairs(self, block: nn.Module, run: OpRun, packed: Packed) -> Iterator[tuple[Tensor, Tensor]]:
+        """The matrices of an expert."""
+        experts, rows, expert = block_experts(block, run.layer), decode(packed), int(run.op.rpartition(".")[2])
+        if bits := bits_of(run, experts.hidden):
+            values = neuron_records.decode(rows.view(torch.uint8), experts.hidden, bits)
+        elif experts.activation:
+            values = rows.chunk(3, dim=1)
+        else:
+            up, down = _weights(experts, expert)
+            rows_of_two = rows[0].split([up.numel(), down.numel()])
+            yield from ((weight, flat.view(weight.shape)) for weight, flat in zip((up, down), rows_of_two, strict=True))
+            return
+        yield from zip(experts.matrices(expert), values, strict=True)
 
     def expected_bytes(self, model: nn.Module) -> int:
         """The bytes of the stored rows."""
@@ -83,8 +108,11 @@ class WholeExperts(Layout):
         return {"method": "experts"}
 
     def _bits(self, model: nn.Module) -> list[list[Bits]]:
-        """The bits of each expert of each layer. Raises `UserError` for numbers that do not fit."""
-        bits, layers = self.bits, mixtures_by_layer(model)
+        """The bits of each expert of each layer; a function's as if all had most.
+
+        Raises `UserError` for numbers that do not fit.
+        """
+        bits, layers = max(BITS[1:]) if callable(self.bits) else self.bits, mixtures_by_layer(model)
         counts = [experts.count for experts in layers.values()]
         chosen = [[bits] * count for count in counts] if bits is None or isinstance(bits, int) else [*map(list, bits)]
         if [len(of_layer) for of_layer in chosen] != counts:

@@ -30,12 +30,12 @@ from toolkit.models.gguf_config import FAMILIES
 from toolkit.models.gguf_header import GgufHeader, GgufTensor, read_header
 from toolkit.models.gguf_tensors import Placement, TensorLayout, fill
 from toolkit.models.head import HEAD, rows_of_part
-from toolkit.models.loading import LARGE
 from toolkit.models.plain import DOWN, RoutedExperts, plain
 from toolkit.storage.direct import StoredFile
 from toolkit.storage.experts import LAYOUT, op_name
+from toolkit.storage.file_ops import FileOp, packed
 from toolkit.storage.store import Store
-from toolkit.storage.tensor_ranges import FileLayer, FileOp, TensorRange
+from toolkit.storage.tensor_ranges import FileLayer, TensorRange
 
 VARIANT = "gguf"  # of decoder blocks that are read whole, and of a mixture's parts that are no routed experts
 ALIGNMENT = 8  # bytes: the least that the format of GGUF files allows
@@ -64,8 +64,8 @@ class Decoded:
         yield from zip(self.apart, values, strict=True) if self.apart else [(self.name, values)]
 
     @property
-    def sha256(self) -> str:
-        """The place where it lies, which tells it from others as a checksum does."""
+    def identity(self) -> str:
+        """A text that only parameters of the same bytes share: where they lie."""
         return " ".join(f"{part.tensor.file}:{part.tensor.offset}" for part in self.parts)
 
 
@@ -123,7 +123,7 @@ class GgufStore(Store):
                     f"files of architecture {header.architecture!r:.99} do not run as they are, only those of "
                     f"{', '.join(sorted(FAMILIES))}: pack it first"
                 )
-            dtype = torch.float32 if header.weights < LARGE else torch.bfloat16
+            dtype = getattr(torch, header.dtype)
             model, placed = plan(header)
             contents, rows = _indexed(model, placed, dtype)
         except UserError as error:
@@ -193,7 +193,7 @@ class GgufStore(Store):
         """One row of the embedding [1, hidden]. Raises `ChangedError` if the file has changed."""
         row = self.index.embedding.rows(number, 1)
         data = self.shards[row.file].content(row.offset, row.nbytes)
-        return row.view(data, self.settings.dtype).decode()
+        return packed(row, data, self.settings.dtype).decode()
 
     def verify(self, *variants: str) -> None:
         """Nothing: the file has no checksums."""

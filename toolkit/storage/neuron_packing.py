@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from toolkit.errors import UserError
+from toolkit.formats import Packed, decode
 from toolkit.models.cutting import ENTRY
-from toolkit.models.ffn import FFN, decoder_ffns, known_activation
+from toolkit.models.ffn import FFN, decoder_ffns, ffn_of, known_activation
+from toolkit.sparsity.layerwise import Matrix
 from toolkit.storage.bundles import bundle_ops, parts
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.packing import Layout
+from toolkit.storage.runs import OpRun
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op
 
@@ -43,9 +46,18 @@ class Neurons(Layout):
         """The weights of the FFNs."""
         return ffn_weights(model)
 
-    def ops(self, model: nn.Module) -> Iterator[Op]:
-        """A layer's bundles each."""
-        return bundle_ops(decoder_ffns(model), self.variants)
+    def ops(
+        self, model: nn.Module, number: int, block: nn.Module, variant: str, matrices: Mapping[str, Matrix]
+    ) -> Iterator[Op]:
+        """The block's bundles."""
+        return bundle_ops([ffn_of(block, number)], [variant], number)
+
+    def pairs(self, block: nn.Module, run: OpRun, packed: Packed) -> Iterator[tuple[Tensor, Tensor]]:
+        """The matrices of the block's FFN."""
+        bundles, start = decode(packed), 0
+        for matrix in parts(ffn_of(block, run.layer)).values():
+            yield matrix, bundles[:, start : start + matrix.shape[1]]
+            start += matrix.shape[1]
 
     def about(self, model: nn.Module) -> Mapping[str, object]:
         """The needs."""

@@ -7,7 +7,8 @@ pack_model(model, folder, WholeExperts(bits=4), "mixtral", tokenizer)           
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,15 +21,22 @@ from toolkit.errors import UserError, unknown
 from toolkit.formats import FORMATS, Packed, decode, encode, expected_nbytes
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.head import HEAD, head_parts, linears_by_layer, rows_of_part, untied_head
+from toolkit.models.on_demand import Rows, block_prefixes, holding, is_on_demand, present, rows_of, tensor_of
 from toolkit.models.plain import plain
 from toolkit.models.skeleton import check_head_alone, check_reopens
 from toolkit.progress import progress
+from toolkit.sparsity.calibration import Stream, inference
 from toolkit.sparsity.changed import ChangedModel
 from toolkit.sparsity.layerwise import Matrix
-from toolkit.storage.writing import Op, write_store
+from toolkit.sparsity.treatment import Treatment, joined, part_of
+from toolkit.storage.runs import OpRun
+from toolkit.storage.unfinished import Unfinished
+from toolkit.storage.writing import Op, write_layers
 
 Pack = Callable[[Tensor], Packed]
 HEAD_ROWS = "head_rows"
+REST, FINDING = "rest", "finding"  # of the tensors that are kept with a written block: the model's, the treatment's
+ROUNDED = 0.7  # of a weight's norm: 2 bits of a weight are off by 0.45; another matrix is by 1.4, zeros are by 1
 
 
 class Layout(ABC):
@@ -40,8 +48,17 @@ class Layout(ABC):
         """The names of the variants."""
 
     @abstractmethod
-    def ops(self, model: nn.Module) -> Iterator[Op]:
-        """The ops, layer by layer. One layer in one variant is held in memory beside the model."""
+    def ops(
+        self, model: nn.Module, number: int, block: nn.Module, variant: str, matrices: Mapping[str, Matrix]
+    ) -> Iterator[Op]:
+        """The ops of a decoder block, which is in memory, in one variant.
+
+        `matrices` are those that the model's treatment has made of its linears.
+        """
+
+    def pairs(self, block: nn.Module, run: OpRun, packed: Packed) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each weight of a decoder block that a stored op holds, and the values that the op decodes to."""
+        yield block.get_submodule(run.op).weight, decode(packed)
 
     def check(self, model: nn.Module) -> None:  # noqa: B027 (a layout may hold any model)
         """Raise `UserError` for a model that this layout does not hold, or settings that do not fit it."""
@@ -71,6 +88,8 @@ class Linears(Layout):
     """
 
     forms: Mapping[str, Pack] | tuple[str, ...] = ("endor",)
+    sparsity: float | None = None
+    """The share of zeros that weights will have; None counts those that they have."""
 
     @property
     def variants(self) -> Sequence[str]:
@@ -85,21 +104,25 @@ class Linears(Layout):
             if name not in FORMATS:
                 raise unknown("format", name, FORMATS)
 
-    def ops(self, model: nn.Module) -> Iterator[Op]:
+    def ops(
+        self, model: nn.Module, number: int, block: nn.Module, variant: str, matrices: Mapping[str, Matrix]
+    ) -> Iterator[Op]:
         """A matrix each."""
-        for number, block in enumerate(decoder_blocks(model)):
-            for variant in self.forms:
-                for name, linear in decoder_linears(block).items():
-                    yield Op.of(number, name, variant, self._packed(variant, linear.weight.detach()))
+        for name, linear in decoder_linears(block).items():
+            yield Op.of(number, name, variant, self._packed(variant, linear.weight.detach()))
 
     def expected_bytes(self, model: nn.Module) -> int:
-        """The bytes of formats; sizes of codecs depend on the values."""
-        total = 0
-        for weight in linear_weights(model) if not isinstance(self.forms, Mapping) else ():
-            sparsity = 1 - int(torch.count_nonzero(weight)) / max(weight.numel(), 1)
+        """The bytes of formats; sizes of codecs depend on the values. Weights in int8 have half of them."""
+        total, width = 0, 1
+        if isinstance(self.forms, Mapping):
+            width = model.dtype.itemsize
+        for weight in linear_weights(model):
+            sparsity = self.sparsity
+            if sparsity is None:
+                sparsity = 1 - int(torch.count_nonzero(weight)) / max(weight.numel(), 1)
             for name in self.forms:
                 with contextlib.suppress(UserError):
-                    total += expected_nbytes(name, tuple(weight.shape), sparsity, weight.dtype)
+                    total += expected_nbytes(name, tuple(weight.shape), sparsity, weight.dtype) // width
         return total
 
     def _packed(self, variant: str, weight: Tensor) -> Packed:
@@ -108,29 +131,42 @@ class Linears(Layout):
 
 @dataclass(frozen=True, eq=False)
 class ChangedLinears(Layout):
-    """The matrices of a quantised model, in one variant of that name.
+    """The matrices that a treatment makes of the linears, in one variant of that name.
 
     `pack` makes the stored form of a matrix, for a weight of the model's type; matrices may have different formats.
+    `bits` of a weight are expected.
     """
 
-    changed: ChangedModel
     variant: str
     pack: Callable[[Matrix, torch.dtype], Packed]
+    bits: float = 5.0
 
     @property
     def variants(self) -> Sequence[str]:
         """The variant's name."""
         return (self.variant,)
 
-    def ops(self, model: nn.Module) -> Iterator[Op]:
+    def ops(
+        self, model: nn.Module, number: int, block: nn.Module, variant: str, matrices: Mapping[str, Matrix]
+    ) -> Iterator[Op]:
         """A matrix each."""
-        for number in range(len(self.changed.folders)):
-            for op, matrix in self.changed.matrices(number).items():
-                yield Op.of(number, op, self.variant, self.pack(matrix, model.dtype))
+        for op in decoder_linears(block):
+            yield Op.of(number, op, variant, self.pack(matrices[op], model.dtype))
 
     def expected_bytes(self, model: nn.Module) -> int:
         """The bytes of the matrices."""
-        return sum(of.nbytes for of in self.changed.statistics)
+        return int(sum(weight.numel() for weight in linear_weights(model)) * self.bits / 8)
+
+
+class Made(Treatment):
+    """The blocks of a model that was changed and kept already (`load_changed`)."""
+
+    def __init__(self, changed: ChangedModel):
+        self._changed = changed
+
+    def treat(self, number: int, block: nn.Module) -> Mapping[str, Matrix]:
+        """The kept matrices."""
+        return self._changed.matrices(number)
 
 
 def pack_model(
@@ -142,8 +178,15 @@ def pack_model(
     description: Mapping[str, object] | None = None,
     head: Pack | None = None,
     files: Callable[[Path], None] | None = None,
+    treatment: Treatment | None = None,
+    written: nn.Module | None = None,
+    followers: Sequence[Stream] = (),
+    unfinished: Unfinished | None = None,
+    check: bool = False,
 ) -> None:
     """Write a model into a new folder, with everything that `Store` and `transformers` need to run it again.
+
+    Decoder blocks are treated and written one after the other.
 
     Args:
         model: decoder-only. It is made `plain`.
@@ -153,41 +196,164 @@ def pack_model(
         tokenizer: stored beside the configuration, in the folder `model/`.
         description: how the model was made (method, sparsity), as plain JSON.
         head: packs the rows of the output head, in parts that are stored as layers after the blocks; None leaves the
-            head as it is, in memory. The model's head becomes a matrix of its own with the packed values.
+            head as it is, in memory. The head of a model in memory becomes a matrix of its own with the packed values.
         files: adds small files to the folder `model/`, such as predictors.
+        treatment: changes each block before it is written.
+        written: the same model in the type that is written, if that is another one.
+        followers: texts that run through the blocks as they are written.
+        unfinished: holds the written blocks until all are written. A model on demand needs it.
+        check: read each block back, and compare what it decodes to with the treated block.
 
-    Raises `UserError` as the layout's `check`, `check_head_alone`, `check_reopens`, `write_store` and `encode` do.
+    Raises `UserError` if they differ, and as the layout's `check`, `check_head_alone`, `check_reopens`, `write_layers`,
+    the treatment and `encode` do.
     """
-    layout.check(plain(model))
+    walk = _Walk(plain(model), written or model, layout, treatment or Treatment(), followers, unfinished)
+    target = walk.target
+    layout.check(plain(target))
     if head:
-        check_head_alone(model.config)
-    described = {"name": name, **layout.about(model), **(description or {})}
-    ops, layers, weights = layout.ops(model), len(decoder_blocks(model)), layout.weights(model)
+        check_head_alone(target.config)
+    blocks, weights = len(decoder_blocks(target)), layout.weights(target)
+    layers, head_rows = blocks, {}
     if head:
-        rows = rows_of_part(untied_head(model))
-        ops = chain(ops, _head_ops(model, layout.variants, head, rows))
-        weights = [*weights, model.get_output_embeddings().weight]
-        described[HEAD_ROWS], layers = rows, layers + len(head_parts(model, rows))
-    rest = tensors_beside(model, weights)
-    check_reopens(model)
+        rows = rows_of_part(untied_head(target))
+        weights = [*weights, target.get_output_embeddings().weight]
+        head_rows, layers = {HEAD_ROWS: rows}, layers + len(head_parts(target, rows))
+    rest = tensors_beside(target, weights)
+    check_reopens(target)
+
+    def about() -> dict[str, object]:
+        return {"name": name, **layout.about(target), **(description or {}), **head_rows}
 
     def write_files(place: Path) -> None:
-        for part in (layout.config(model), getattr(model, "generation_config", None), tokenizer):
+        for part in (layout.config(target), getattr(target, "generation_config", None), tokenizer):
             if part is not None:
                 with hub.foreign_code(f"the {type(part).__name__} of {name}", "transformers cannot write it"):
                     part.save_pretrained(place)
         if files is not None:
             files(place)
 
-    expected = layout.expected_bytes(model) + sum(tensor.nbytes for tensor in rest.values())
+    expected = layout.expected_bytes(target) + sum(tensor.nbytes for tensor in rest.values())
 
-    def counted() -> Iterator[Op]:
+    def counted() -> Iterator[list[Op]]:
+        groups = chain(walk.layers(rest), _head_layers(target, layout.variants, head, rows) if head else ())
         with progress("packing", layers, "layers") as bar:
-            for op in ops:
-                yield op
-                bar.update(op.layer + 1 - bar.n)
+            for group in groups:
+                number = group[0].layer
+                yield group
+                del group  # it is written
+                bar.update(number + 1 - bar.n)
 
-    write_store(folder, counted(), rest.items(), described, write_files, expected)
+    def compare(run: OpRun, packed: Packed) -> None:
+        if run.layer < blocks:
+            pairs = layout.pairs(walk.block, run, packed)
+        else:
+            start = (run.layer - blocks) * rows
+            pairs = iter([(rows_of(target.get_output_embeddings(), start, start + run.shape[0]), decode(packed))])
+        for weight, values in pairs:
+            _compare(run, weight, values)
+
+    compared = compare if check else None
+    write_layers(folder, counted(), walk.rest(rest), about, write_files, expected, unfinished, compared)
+
+
+def _compare(run: OpRun, weight: Tensor, values: Tensor) -> None:
+    """Raise `UserError` if what a file holds decodes to other values than the weight, or is off by more than rounding.
+
+    Few bits round a weight when it is written. Otherwise the values are equal, but that no format keeps the sign of 0.
+    """
+    if run.op == HEAD or run.scales_dtype or not run.dtype.is_floating_point:
+        error = torch.linalg.vector_norm(values.float().sub_(weight))
+        same = bool(error <= ROUNDED * torch.linalg.vector_norm(weight, dtype=torch.float32))
+    else:
+        same = torch.equal(weight, values) or bool(((weight == values) | (weight.isnan() & values.isnan())).all())
+    if not same:
+        raise UserError(
+            f"{run.label}: the file decodes to other weights than those that were to be written: the disk is faulty, "
+            "or the toolkit is; pack again, and report it if it stays so"
+        )
+
+
+class _Walk:
+    """The blocks of a model on their way to the disk."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        target: nn.Module,
+        layout: Layout,
+        treatment: Treatment,
+        followers: Sequence[Stream],
+        unfinished: Unfinished | None,
+    ):
+        self.model, self.target, self._layout, self._treatment = model, target, layout, treatment
+        self._followers, self._unfinished = followers, unfinished
+        self.block: nn.Module | None = None  # as it is written
+        self._moving: dict[str, Treatment | Stream] = {"treatment": treatment}
+        self._moving |= {f"follower {number}": follower for number, follower in enumerate(followers)}
+        self._prefixes = [f"{prefix}." for prefix in block_prefixes(target)]
+
+    @torch.no_grad()
+    def layers(self, rest: Collection[str]) -> Iterator[list[Op]]:
+        """The ops of each block and variant. Blocks that are written already are left out."""
+        first = 0 if self._unfinished is None else self._unfinished.number
+        with inference(self.model), inference(self.target), closing(self._treatment):
+            self._treatment.begin(self.model)
+            if first:
+                self._restore(first)
+            for number, block in enumerate(decoder_blocks(self.model)):
+                if number >= first:
+                    yield from self._layers_of(number, block, rest)
+
+    def rest(self, names: Collection[str]) -> Iterator[tuple[str, Tensor | Rows]]:
+        """The tensors beside the ops' weights, by their names."""
+        opened: dict[int, dict[str, Tensor]] = {}
+        tensors = self.target.state_dict(keep_vars=True)
+        for name in names:
+            number = next((n for n, prefix in enumerate(self._prefixes) if name.startswith(prefix)), None)
+            if number is None or self._unfinished is None:
+                yield name, tensors[name] if number is not None else tensor_of(self.target, name)
+                continue
+            if number not in opened:
+                opened = {number: part_of(self._unfinished.beside(number), REST)}
+            yield name, opened[number][name]
+
+    def _layers_of(self, number: int, block: nn.Module, rest: Collection[str]) -> Iterator[list[Op]]:
+        with present(block), ExitStack() as stack:
+            matrices = self._treatment.treat(number, block)
+            target = decoder_blocks(self.target)[number]
+            if target is not block:
+                stack.enter_context(holding(target, _cast(block, target)))
+            self.block = target
+            for follower in self._followers:
+                follower.advance()
+            for variant in self._layout.variants:
+                if ops := list(self._layout.ops(self.target, number, target, variant, matrices)):
+                    yield ops
+                    del ops
+            if self._unfinished is not None:
+                prefix = self._prefixes[number]
+                tensors = target.state_dict()
+                own = {name: tensors[name.removeprefix(prefix)] for name in rest if name.startswith(prefix)}
+                beside = joined({REST: own, FINDING: self._treatment.finding})
+                self._unfinished.finish(number, beside, joined({name: it.state for name, it in self._moving.items()}))
+                self._recall(number)
+
+    def _restore(self, first: int) -> None:
+        """Go on before block `first`."""
+        state = self._unfinished.state()
+        for name, one in self._moving.items():
+            one.restore(part_of(state, name), first)
+        for number in range(first):
+            self._recall(number)
+
+    def _recall(self, number: int) -> None:
+        self._treatment.recall(number, part_of(self._unfinished.beside(number), FINDING))
+
+
+def _cast(block: nn.Module, target: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a block in the types of another one."""
+    types = {name: tensor.dtype for name, tensor in target.state_dict().items()}
+    return {name: tensor.to(types[name]) for name, tensor in block.state_dict().items()}
 
 
 def linear_weights(model: nn.Module) -> list[Tensor]:
@@ -206,10 +372,15 @@ def tensors_beside(model: nn.Module, weights: Iterable[Tensor]) -> dict[str, Ten
     return found
 
 
-def _head_ops(model: nn.Module, variants: Sequence[str], head: Pack, rows: int) -> Iterator[Op]:
-    """Each part of the head, packed once; the model's head gets the weights that it decodes to."""
-    for number, part in enumerate(head_parts(model, rows), len(decoder_blocks(model))):
-        packed = head(part.weight.detach())
-        part.weight.data.copy_(decode(packed))
+@torch.no_grad()
+def _head_layers(model: nn.Module, variants: Sequence[str], head: Pack, rows: int) -> Iterator[list[Op]]:
+    """Each part of the head, packed once; the head of a model in memory gets the weights that it decodes to."""
+    module = model.get_output_embeddings()
+    every = module.weight.shape[0]
+    for number, start in enumerate(range(0, every, rows), len(decoder_blocks(model))):
+        stop = min(start + rows, every)
+        packed = head(rows_of(module, start, stop))
         for variant in variants:
-            yield Op.of(number, HEAD, variant, packed)
+            yield [Op.of(number, HEAD, variant, packed)]
+        if not is_on_demand(model):
+            module.weight.data[start:stop].copy_(decode(packed))

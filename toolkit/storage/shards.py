@@ -12,7 +12,7 @@ without a gap, so one direct read fetches one group or all of them. Within a gro
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ import torch
 from pydantic import PlainSerializer, PlainValidator
 from torch import Tensor
 
+from toolkit.models.on_demand import Rows
 from toolkit.storage.chunks import Chunks, in_line
 from toolkit.storage.direct import BLOCK_BYTES
 
@@ -91,13 +92,18 @@ class BlockRun:
         """A name for people."""
         return "header"
 
+    @property
+    def identity(self) -> str:
+        """A text that only runs of the same bytes share."""
+        return self.sha256
+
     @cached_property
     def chunks(self) -> list[Chunks]:
         """The read of the whole run, to the start of a buffer."""
         return in_line([self])
 
 
-def layout(tensors: Mapping[str, Tensor | Piece]) -> tuple[dict[str, Piece], int]:
+def layout(tensors: Mapping[str, Tensor | Rows | Piece]) -> tuple[dict[str, Piece], int]:
     """The place of each tensor of a group, and the bytes of the group, which are whole blocks."""
     pieces, end = {}, 0
     for name, tensor in tensors.items():
@@ -107,7 +113,7 @@ def layout(tensors: Mapping[str, Tensor | Piece]) -> tuple[dict[str, Piece], int
 
 
 def write_shard(
-    path: Path, groups: Sequence[Mapping[str, Tensor]], prefixes: Sequence[str], metadata: Mapping[str, str]
+    path: Path, groups: Sequence[Mapping[str, Tensor | Rows]], prefixes: Sequence[str], metadata: Mapping[str, str]
 ) -> list[BlockRun]:
     """Write groups of tensors and wait until the disk has them. The header names each tensor `<prefix><name>`.
 
@@ -136,13 +142,14 @@ def raw(tensor: Tensor) -> memoryview:
     return memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
 
 
-def _parts(tensors: Mapping[str, Tensor]):
+def _parts(tensors: Mapping[str, Tensor | Rows]) -> Iterator[bytes | memoryview]:
     """The bytes of a group in pieces, with its padding."""
     pieces, size = layout(tensors)
     end = 0
     for name, piece in pieces.items():
         yield bytes(piece.offset - end)
-        yield raw(tensors[name])
+        tensor = tensors[name]
+        yield from map(raw, tensor if isinstance(tensor, Rows) else (tensor,))
         end = piece.end
     yield bytes(size - end)
 

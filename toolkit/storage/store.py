@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from html import escape
 from pathlib import Path
 from typing import Any, Self
 
@@ -67,6 +68,11 @@ class Store:
         """The folder, and the size of each variant."""
         sizes = ", ".join(f"{variant} {self.nbytes(variant) / 1e6:.1f} MB" for variant in self.variants)
         return f"Store({str(self.folder)!r}: {sizes})"
+
+    def _repr_html_(self) -> str:
+        sizes = {name: self.nbytes(name) for name in self.variants} | {"beside the variants": self.rest_bytes}
+        cells = "".join(f"<tr><th>{escape(name)}</th><td>{size / 1e6:.1f} MB</td></tr>" for name, size in sizes.items())
+        return f"<table><caption>{escape(str(self.folder))}</caption>{cells}</table>"
 
     @property
     def model(self) -> Mapping[str, object]:
@@ -165,11 +171,24 @@ class Store:
 
     def row(self, name: str, number: int) -> Tensor:
         """One row [1, columns] of a matrix beside the ops' weights. Raises `ChangedError` if its shard has changed."""
-        run = next(run for run in self.index.rest if run.name == name)
+        return self.rows(name, number, number + 1)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows [rows, columns] of a matrix beside the ops' weights. Raises `ChangedError` if its shard has changed."""
+        run = self._beside[name]
         piece = run.pieces[name]
         nbytes = piece.nbytes // piece.shape[0]
-        data = self.shards[run.shard].content(run.offset + piece.offset + number * nbytes, nbytes)
-        return torch.from_numpy(data).view(piece.dtype)[None]
+        data = self.shards[run.shard].content(run.offset + piece.offset + start * nbytes, (stop - start) * nbytes)
+        return torch.from_numpy(data).view(piece.dtype).view(stop - start, *piece.shape[1:])
+
+    def tensor(self, name: str) -> Tensor:
+        """One of the tensors beside the ops' weights. Raises what `rest` raises."""
+        run = self._beside[name]
+        return views(run.pieces, self._content(run))[name]
+
+    @cached_property
+    def _beside(self) -> Mapping[str, Any]:
+        return {run.name: run for run in self.index.rest}
 
     def verify(self, *variants: str) -> None:
         """Read every byte, compare checksums, and check that each packed weight of these variants agrees with itself.

@@ -2,7 +2,7 @@
 
     layer = FileLayer.of({"self_attn.q_proj": op, ...})
     reader.read(layer.chunks, buffer)
-    weights = layer.view(buffer)     # op -> Packed, in place
+    weights = layer.view(buffer)     # op -> what the op makes of its bytes, in place
 
 A direct read needs offsets that are whole blocks of 4096 bytes; tensors of a GGUF file lie at multiples of 32. So reads
 are rounded outwards, and tensors that lie next to each other are one read.
@@ -12,20 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
-from typing import Self
+from typing import Any, Protocol, Self
 
 import numpy as np
-import torch
-from jaxtyping import Int64
 
-from toolkit.formats import Packed
-from toolkit.formats.ggml import TYPES
-from toolkit.formats.parted import Parted
 from toolkit.storage.chunks import Chunks
 from toolkit.storage.direct import BLOCK_BYTES, whole_blocks
-from toolkit.storage.runs import Buffer
 
-PIECE_BYTES = 8 << 20  # of a weight that are dense at a time
 GAP_BYTES = 64 << 10  # between two tensors that one read brings: it takes less time than another read
 
 
@@ -49,67 +42,29 @@ class TensorRange:
         begin = self.offset + first * self.row_bytes
         return type(self)(self.file, begin, count * self.row_bytes, self.kind, (count, self.shape[1]))
 
-    def view(self, data: Buffer, dtype: torch.dtype) -> Packed:
-        """The matrix, in place, which decodes to `dtype`: `data` starts with its first byte."""
-        data = torch.from_numpy(data) if isinstance(data, np.ndarray) else data
-        return TYPES[self.kind](self.shape, data[: self.nbytes].view(self.shape[0], -1), dtype)
 
+class RangedWeight(Protocol):
+    """A linear whose rows are those of one range or of several, such as a `toolkit.storage.file_ops.FileOp`."""
 
-@dataclass(frozen=True)
-class FileOp:
-    """A linear whose rows are those of one range or of several; see `Parted` for `source`.
-
-    `dtype` is that of the weight when it is made dense.
-    """
-
-    layer: int
-    op: str
-    dtype: torch.dtype
     parts: tuple[TensorRange, ...]
-    source: Int64[np.ndarray, " rows"] | None = None
+    dense_bytes: int
+    scratch_bytes: int
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
-
-    @property
-    def label(self) -> str:
-        """A name for people."""
-        return f"layer {self.layer} {self.op}"
-
-    @property
-    def scales_dtype(self) -> None:
-        """No integers with scales beside them."""
-        return
-
-    @property
-    def dense_bytes(self) -> int:
-        """Bytes of the matrix when dense."""
-        return self.shape[0] * self.shape[1] * self.dtype.itemsize
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Bytes in which prompts make it dense, some rows at a time: at least one."""
-        return min(self.dense_bytes, max(PIECE_BYTES, self.shape[1] * self.dtype.itemsize))
-
-    def view(self, data: Callable[[TensorRange], Buffer]) -> Packed:
+    def view(self, data: Callable[[TensorRange], Any]) -> Any:
         """The weight, in place: `data` gives the bytes from the first one of a range on."""
-        parts = tuple(part.view(data(part), self.dtype) for part in self.parts)
-        return Parted(parts, self.source) if parts[1:] or self.source is not None else parts[0]
 
 
 @dataclass(frozen=True)
 class FileLayer:
     """Ops that are read together. `places` says where in the buffer each range begins."""
 
-    ops: Mapping[str, FileOp]
+    ops: Mapping[str, RangedWeight]
     chunks: Sequence[Chunks]
     nbytes: int
     places: Mapping[TensorRange, int]
 
     @classmethod
-    def of(cls, ops: Mapping[str, FileOp]) -> Self:
+    def of(cls, ops: Mapping[str, RangedWeight]) -> Self:
         """The layer of these ops."""
         ranges = sorted({part for op in ops.values() for part in op.parts}, key=lambda part: (part.file, part.offset))
         chunks, places, end = [], {}, 0
@@ -124,8 +79,8 @@ class FileLayer:
             end += int(sizes.sum())
         return cls(ops, chunks, end, places)
 
-    def view(self, buffer: Buffer) -> dict[str, Packed]:
-        """The packed weight of each op, in place: `buffer` holds what was read."""
+    def view(self, buffer: Any) -> dict[str, Any]:
+        """The weight of each op, in place: `buffer` holds what was read."""
         return {name: op.view(lambda part: buffer[self.places[part] :]) for name, op in self.ops.items()}
 
     @property

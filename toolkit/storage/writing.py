@@ -4,6 +4,7 @@ ops = (Op(layer, name, "endor", encode("endor", weight)) for layer, name, weight
 write_store(folder, ops, rest=other_tensors, model={"name": "smollm2-135m"})
 """
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,13 +17,17 @@ from torch import Tensor
 from toolkit.errors import UserError
 from toolkit.files import check_space, file_sha256, new_folder, path_of
 from toolkit.formats import Packed
+from toolkit.models.on_demand import Rows
 from toolkit.storage import index
+from toolkit.storage.direct import uncached
 from toolkit.storage.index import MODEL_FOLDER, Index, Shard
 from toolkit.storage.runs import OpRun, RestRun
 from toolkit.storage.shards import PADDING, BlockRun, layout, write_shard
+from toolkit.storage.unfinished import Unfinished
 
+Check = Callable[[OpRun, Packed], None]
 VARIANT = r"[a-z0-9_-]+"
-REST_BYTES = 256 << 20  # a shard of other tensors holds at most this much, or one larger tensor; one is held at a time
+REST_BYTES = 256 << 20  # a shard of other tensors holds at most this much, or one larger tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +58,7 @@ class Op:
 def write_store(
     folder: Path,
     ops: Iterable[Op],
-    rest: Iterable[tuple[str, Tensor]] = (),
+    rest: Iterable[tuple[str, Tensor | Rows]] = (),
     model: Mapping[str, object] | None = None,
     files: Callable[[Path], None] | None = None,
     expected_bytes: int = 0,
@@ -70,42 +75,80 @@ def write_store(
 
     Raises `UserError` as `new_folder` does, if there is too little space, or if ops come in another order.
     """
+    layers = (list(group) for _, group in groupby(ops, key=lambda op: (op.layer, op.variant)))
+    write_layers(folder, layers, rest, lambda: model or {}, files, expected_bytes)
+
+
+def write_layers(
+    folder: Path,
+    layers: Iterable[list[Op]],
+    rest: Iterable[tuple[str, Tensor | Rows]],
+    model: Callable[[], Mapping[str, object]],
+    files: Callable[[Path], None] | None = None,
+    expected_bytes: int = 0,
+    unfinished: Unfinished | None = None,
+    check: Check | None = None,
+) -> None:
+    """As `write_store`, with the ops of one layer and variant in each list; `model` is called when all are written.
+
+    Layers that `unfinished` holds are part of the store. The others are written there, too, and stay. `check` gets each
+    op as the file holds it, before the next list is asked for.
+    """
     with new_folder(path_of(folder)) as partial:
         check_space(partial, expected_bytes)
-        shards = _Shards(partial)
-        op_runs, rest_runs = _write_ops(shards, ops), _write_rest(shards, rest)
+        shards = _Shards(partial, unfinished)
+        op_runs = _write_ops(shards, layers, check)
+        rest_runs = _write_rest(shards, rest)
         small = _write_files(partial, files)
-        contents = Index(dict(model or {}), small, tuple(shards.written.values()), op_runs, rest_runs)
+        contents = Index(dict(model()), small, tuple(shards.written.values()), op_runs, rest_runs)
         index.write(contents, partial / index.FILE)
 
 
 class _Shards:
     """The shards written so far."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, unfinished: Unfinished | None):
+        self.folder, self.unfinished = folder, unfinished
         self.written: dict[str, Shard] = {}
 
-    def add(self, file: str, groups: list[Mapping[str, Tensor]], prefixes: list[str], variant: str) -> list[BlockRun]:
+    def add(
+        self, file: str, groups: list[Mapping[str, Tensor | Rows]], prefixes: list[str], variant: str, folder: Path
+    ) -> list[BlockRun]:
         if file in self.written:
             raise UserError(f"{file} would be written twice: ops of one layer and variant must follow each other")
         nbytes = sum(layout(tensors)[1] for tensors in groups)
-        check_space(self.folder, nbytes)
-        header, *runs = write_shard(self.folder / file, groups, prefixes, {"variant": variant})
+        check_space(folder, nbytes)
+        header, *runs = write_shard(folder / file, groups, prefixes, {"variant": variant})
         self.written[file] = Shard(file, header.nbytes + nbytes, header.nbytes, header.sha256)
         return runs
 
 
-def _write_ops(shards: _Shards, ops: Iterable[Op]) -> tuple[OpRun, ...]:
-    runs = []
-    for (layer, variant), group in groupby(ops, key=lambda op: (op.layer, op.variant)):
-        runs += _write_layer(shards, f"layer-{layer:03d}.{variant}.safetensors", list(group))  # gone before the next
+def _write_ops(shards: _Shards, layers: Iterable[list[Op]], check: Check | None) -> tuple[OpRun, ...]:
+    runs: list[OpRun] = []
+    unfinished, folder = shards.unfinished, shards.folder
+    if unfinished is not None:
+        folder = unfinished.folder
+        for shard, written in unfinished.noted():
+            shards.written[shard.file] = shard
+            runs += written
+    for group in layers:
+        file = f"layer-{group[0].layer:03d}.{group[0].variant}.safetensors"
+        written = tuple(_write_layer(shards, file, group, folder))
+        del group  # gone before the next
+        if check is not None:
+            _check_written(folder / file, written, check)
+        if unfinished is not None:
+            unfinished.note(shards.written[file], written)
+        runs += written
+    for file in shards.written if unfinished is not None else ():
+        os.link(folder / file, shards.folder / file)
     return tuple(runs)
 
 
-def _write_layer(shards: _Shards, file: str, group: list[Op]) -> Iterator[OpRun]:
+def _write_layer(shards: _Shards, file: str, group: list[Op], folder: Path) -> Iterator[OpRun]:
     _check_group(group)
-    written = shards.add(file, [op.tensors for op in group], [f"{op.op}." for op in group], group[0].variant)
+    prefixes = [f"{op.op}." for op in group]
+    written = shards.add(file, [op.tensors for op in group], prefixes, group[0].variant, folder)
     for op, place in zip(group, written, strict=True):
         pieces, packed = layout(op.tensors)[0], op.packed
         yield OpRun(
@@ -122,6 +165,12 @@ def _write_layer(shards: _Shards, file: str, group: list[Op]) -> Iterator[OpRun]
         )
 
 
+def _check_written(path: Path, runs: Iterable[OpRun], check: Check) -> None:
+    """Read ops back, one after the other."""
+    for run in runs:
+        check(run, run.view(uncached(path, run.offset, run.nbytes)))
+
+
 def _check_group(group: list[Op]) -> None:
     if not re.fullmatch(VARIANT, group[0].variant):
         raise UserError(f"variant {group[0].variant!r}: expected small letters, digits, '-' and '_'; it names files")
@@ -133,17 +182,19 @@ def _check_group(group: list[Op]) -> None:
             raise UserError(f"layer {op.layer} {op.op}: extras {sorted(both)} are names of the format's own tensors")
 
 
-def _write_rest(shards: _Shards, rest: Iterable[tuple[str, Tensor]]) -> tuple[RestRun, ...]:
+def _write_rest(shards: _Shards, rest: Iterable[tuple[str, Tensor | Rows]]) -> tuple[RestRun, ...]:
     runs = []
     for number, batch in enumerate(_batches(rest)):
         file = f"rest-{number:03d}.safetensors"
         groups = [{name: tensor} for name, tensor in batch.items()]
-        for group, place in zip(groups, shards.add(file, groups, [""] * len(groups), "rest"), strict=True):
+        written = shards.add(file, groups, [""] * len(groups), "rest", shards.folder)
+        for group, place in zip(groups, written, strict=True):
             runs.append(RestRun(**vars(place), name=next(iter(group)), pieces=layout(group)[0]))
+        del batch, groups, group  # gone before the next
     return tuple(runs)
 
 
-def _batches(rest: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+def _batches(rest: Iterable[tuple[str, Tensor | Rows]]) -> Iterator[dict[str, Tensor | Rows]]:
     batch, nbytes, names = {}, 0, set()
     for name, tensor in rest:
         if name in names or name.startswith(PADDING):
@@ -153,6 +204,10 @@ def _batches(rest: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
             batch, nbytes = {}, 0
         names.add(name)
         batch[name], nbytes = tensor, nbytes + tensor.nbytes
+        del tensor
+        if nbytes > REST_BYTES:  # the next one may be large, too
+            yield batch
+            batch, nbytes = {}, 0
     if batch:
         yield batch
 

@@ -67,21 +67,26 @@ CALIBRATED: dict[str, WeightChange] = {
     "int2, gptq": GPTQ(2),
     "int3, gptq 16": GPTQ(3, 16),
     "int3, gptq 128": GPTQ(3, 128),
+    "int4, gptq act_order": GPTQ(4, reorder=True),
+    "int3, gptq act_order": GPTQ(3, reorder=True),
     **SPQR,
 }
 # types of llama.cpp, which has rules for each matrix
-MIXED = {mixtures.form_of(mixture): mixture for mixture in mixtures.MIXTURES}
+MIXED = {mixtures.form_of(kind): kind for kind in mixtures.MIXTURES if kind not in mixtures.ONLY_WEIGHTED}
+# the same with an importance matrix, which is calibrated
+WEIGHTED = {mixtures.form_of(kind, True): kind for kind in mixtures.MIXTURES if kind != "Q8_0"}
 HEAD_TOO = ", head too"  # a form with this ending is also that of the output head
 VALUE_BITS = {"fp16, endor": 16, "int8, endor": 8}  # forms whose bitmap the entropy limit is about
 
 
 @torch.no_grad()
-def store(model: nn.Module, form: str) -> int:
+def store(model: nn.Module, form: str, weights: mixtures.Importance | None = None) -> int:
     """Give every decoder linear the weight that its stored form decodes to, in place; return the bytes of all forms.
 
-    `form` is a name in `FORMS` or `MIXED`. Raises `UserError` for an unknown form, and what its encoder raises.
+    `form` is a name in `FORMS`, in `MIXED`, or in `WEIGHTED` with an importance matrix. Raises `UserError` for an
+    unknown form, and what its encoder raises.
     """
-    encoders = list(_encoders(model, form))
+    encoders = list(_encoders(model, form, weights))
     nbytes = 0
     with progress(f"storing as {form}", len(encoders), "matrices") as bar:
         for linear, encoder in encoders:
@@ -92,11 +97,13 @@ def store(model: nn.Module, form: str) -> int:
     return nbytes
 
 
-def _encoders(model: nn.Module, form: str) -> Iterator[tuple[nn.Linear, Encoder]]:
+def _encoders(model: nn.Module, form: str, weights: mixtures.Importance | None) -> Iterator[tuple[nn.Linear, Encoder]]:
     if form in MIXED:
         return mixtures.encoders(model, MIXED[form])
+    if form in WEIGHTED:
+        return mixtures.encoders(model, WEIGHTED[form], weights)
     if form not in FORMS:
-        raise unknown("form", form, FORMS | MIXED)
+        raise unknown("form", form, FORMS | MIXED | WEIGHTED)
     return ((linear, FORMS[form]) for linear in linears(model))
 
 

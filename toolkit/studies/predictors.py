@@ -22,10 +22,10 @@ from toolkit.predictors import (
     StateAndParents,
     load_predictors,
     predicted,
+    prediction_quality,
     save_predictors,
     with_limits,
 )
-from toolkit.predictors import quality as quality_of_predictions
 from toolkit.predictors.states import find_parents, load_parents, save_parents
 from toolkit.studies.loaded import LOADING, loaded, weights_key
 from toolkit.studies.quality import Alteration, EvaluationSettings, accuracy, paired, quality
@@ -240,7 +240,7 @@ def _bytes(ffns: Sequence[FFN], variant: PredictorVariant, by_layer: pd.DataFram
 @kept("predictions", without=LOADING, key=weights_key)
 def _by_layer(setting: ThresholdedModel, variant: PredictorVariant, prompt: int = 0) -> pd.DataFrame:
     """The predictions of a variant on some evaluation text, a row for each layer, as `quality` has it."""
-    rows = quality_of_predictions(_layers(setting, variant), few_samples(setting, "evaluation"), prompt)
+    rows = prediction_quality(_layers(setting, variant), few_samples(setting, "evaluation"), prompt)
     oracle = {"predicted": rows["active"], "accuracy": 1.0, "precision": 1.0, "false_positives": 0.0}
     return rows.assign(**oracle if variant == ALONE else {})
 

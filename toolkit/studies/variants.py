@@ -23,6 +23,7 @@ from toolkit.studies.forms import (
     HEAD_TOO,
     MIXED,
     SPQR,
+    WEIGHTED,
     linears,
     own_head,
     size_of,
@@ -39,8 +40,9 @@ FEW_BITS, FEW_BITS_CALIBRATED = "fewer bits, no pruning", "fewer bits, calibrate
 class ModelVariant(Alteration):
     """A model made smaller: pruned as `load_pruned` does it, then its decoder linears stored in a form.
 
-    `form` is a name in `FORMS`, in `CALIBRATED`, which is for dense models, or of llama.cpp (`mixtures.form_of`); with
-    `HEAD_TOO` behind it the output head is stored, too, and its weights count.
+    `form` is a name in `FORMS`, in `CALIBRATED`, which is for dense models, or of llama.cpp (`mixtures.form_of`), those
+    with an importance matrix for dense models; with `HEAD_TOO` behind it the output head is stored, too, and its
+    weights count.
     `sparsity` is the share of zeros asked for; a `pattern` decides it. The last two fields matter to calibrated methods
     and forms only.
     """
@@ -54,11 +56,11 @@ class ModelVariant(Alteration):
 
     def __post_init__(self):
         """Refuse a form that is not there, and one for dense models with a pruned one. Raises `UserError`."""
-        if self.linear_form not in (known := FORMS | CALIBRATED | MIXED):
+        if self.linear_form not in (known := FORMS | CALIBRATED | MIXED | WEIGHTED):
             raise unknown("form", self.form, known)
         if self.packs_head and self.head_form not in (known := FORMS | SPQR):
             raise unknown("form of a head", self.head_form, known)
-        if self.linear_form in CALIBRATED and self.method != DENSE:
+        if self.linear_form in CALIBRATED | WEIGHTED and self.method != DENSE:
             raise UserError(f"form {self.form!r} is for a dense model, and method is {self.method!r}; choose {DENSE!r}")
 
     @property
@@ -94,7 +96,8 @@ class ModelVariant(Alteration):
         """
         model = loaded(settings.model)[0]
         weights = [linear.weight for linear in linears(model)]
-        types = {"types": mixtures.type_shares(model, MIXED[self.form])} if self.form in MIXED else {}
+        mixture = (MIXED | WEIGHTED).get(self.form)
+        types = {"types": mixtures.type_shares(model, mixture, self.form in WEIGHTED)} if mixture else {}
         with restored(weights), own_head(model) if self.packs_head else nullcontext():
             nbytes = self._store_linears(settings)
             if self.packs_head:
@@ -108,6 +111,9 @@ class ModelVariant(Alteration):
         if self.linear_form in CALIBRATED:
             made = change_loaded(model, tokenizer, settings.model, CALIBRATED[self.linear_form], calibration)
             return sum(record.nbytes for record in made.statistics)
+        if self.linear_form in WEIGHTED:
+            windows = calibration.draw_from_corpus(tokenizer)
+            return store(model, self.linear_form, mixtures.importance(model, windows))
         if self.method != DENSE:
             sparsity = self.sparsity if self.pattern is None else 0.5
             pruning = Pruning.by(self.method, sparsity, self.pattern)
@@ -133,7 +139,7 @@ class ModelVariant(Alteration):
         """The code of the variant's own method, not of all of them, and the method's settings; None as for all."""
         if not is_followed(self._method):
             return None
-        mixed = self.form in MIXED
+        mixed = self.form in MIXED | WEIGHTED
         code = made_by(__name__, self._method, without=() if mixed else ("toolkit.studies.mixtures",))
         found = {"code": sources.fingerprint(code), "method": settings_of(self._method)}
         return found | (mixtures.LLAMA_CPP if mixed else {})
@@ -169,10 +175,12 @@ def of_second_model(
 
 
 def few_bits_variants(forms: Sequence[str], windows: int | None, seed: int) -> list[ModelVariant]:
-    """A dense model in 16 bits and in each form (names in `FORMS`, or in `CALIBRATED` with so many windows)."""
+    """A dense model in 16 bits and in each form; those of `CALIBRATED` and `WEIGHTED` with so many windows."""
     settings = {"calibration_windows": windows, "seed": seed}
     made = (ModelVariant(form) for form in ("fp16", *forms))
-    return [replace(variant, **settings) if variant.linear_form in CALIBRATED else variant for variant in made]
+    return [
+        replace(variant, **settings) if variant.linear_form in CALIBRATED | WEIGHTED else variant for variant in made
+    ]
 
 
 def by_variant(table: pd.DataFrame) -> pd.DataFrame:
@@ -197,7 +205,7 @@ def by_variant(table: pd.DataFrame) -> pd.DataFrame:
 
 def _family(row: dict) -> str:
     if row["method"] == DENSE:
-        return FEW_BITS_CALIBRATED if row["form"].removesuffix(HEAD_TOO) in CALIBRATED else FEW_BITS
+        return FEW_BITS_CALIBRATED if row["form"].removesuffix(HEAD_TOO) in CALIBRATED | WEIGHTED else FEW_BITS
     return f"{row['method']}, {row['form'].split(',')[0]} values"
 
 

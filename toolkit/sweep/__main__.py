@@ -12,7 +12,7 @@ from toolkit.errors import Parser, UserError, run_command, whole
 from toolkit.evidence.catalogue import PRESETS, listing, notebooks, select
 from toolkit.files import disk_trouble_told
 from toolkit.sweep.grid import ParameterGrid, read_grid, read_value, read_values
-from toolkit.sweep.plan import Job, cores, make_jobs
+from toolkit.sweep.jobs import Job, cores, make_jobs
 from toolkit.sweep.profiles import find_profile
 
 FRESH = "fresh"  # the parameter that has measurements taken again: it makes no variant

@@ -15,15 +15,15 @@ import psutil
 from toolkit.errors import UserError
 from toolkit.evidence import report
 from toolkit.evidence.catalogue import notebooks
-from toolkit.evidence.comparison import DIFFERS
 from toolkit.evidence.meta import read_meta
 from toolkit.evidence.report import Outcome, Variant
+from toolkit.evidence.verdicts import DIFFERS
 from toolkit.files import locked, make_folder
 from toolkit.sweep import state
 from toolkit.sweep.explorers import draw_explorers
 from toolkit.sweep.forecast import Forecast, duration, forecast
 from toolkit.sweep.fork_server import die_with_parent, fork_server, module_command
-from toolkit.sweep.plan import Job, cores, write_plan
+from toolkit.sweep.jobs import Job, cores, write_plan
 from toolkit.sweep.profiles import cancel_jobs, more_arguments
 
 SNAKEFILE = Path(__file__).with_name("Snakefile")

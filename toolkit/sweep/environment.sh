@@ -1,12 +1,12 @@
 # Sourced by papermill_runs.sh and run_tests.sh from the checkout's root: sets $python to an interpreter that has the
 # toolkit. An active environment that has it (conda's, or your own) is used as it is; else .venv is made from the lock.
-# $1: an extra of pyproject.toml to install as well ("dev"), $2: a module that shows it is there ("xdist").
+# $1: the extra of pyproject.toml to install ("lab", or "dev" with all of it), $2: a module that shows it is there.
 
 fail() { echo "error: $*" >&2; exit 2; }
 
 is_ready() {  # $1: interpreter; true if it imports this checkout's toolkit and the extra's module
     "$1" -P -c "import importlib.util as u, pathlib, toolkit
-assert pathlib.Path(toolkit.__file__).parents[1].samefile('.') and ('$module' == '' or u.find_spec('$module'))" 2>/dev/null
+assert pathlib.Path(toolkit.__file__).parents[1].samefile('.') and u.find_spec('$module')" 2>/dev/null
 }
 
 find_python() {  # the first Python that is recent enough
@@ -19,9 +19,9 @@ find_python() {  # the first Python that is recent enough
     fail "no Python 3.11 or newer found; install one, or name it: PYTHON=/path/to/python $0"
 }
 
-is_made() {  # $1: extra, $2: checksum of what is wanted; dev has all that the base has
+is_made() {  # $1: extra, $2: checksum of what is wanted; dev has all that lab has
     local stamp
-    for stamp in ".venv/installed-${1:-base}" .venv/installed-dev; do
+    for stamp in ".venv/installed-$1" .venv/installed-dev; do
         [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$2" ] && return
     done
     return 1
@@ -37,7 +37,7 @@ make_venv() {  # $1: extra
         echo "This checkout was moved or copied: its .venv belongs to another folder and is made again."
         rm -rf .venv
     fi
-    stamp=.venv/installed-${extra:-base}
+    stamp=.venv/installed-$extra
     wanted=$(cat requirements.lock pyproject.toml | cksum)
     is_made "$extra" "$wanted" && return
     if [ ! -x .venv/bin/python ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
@@ -49,7 +49,7 @@ make_venv() {  # $1: extra
     echo "Setting up .venv from requirements.lock (some minutes, once) ..."
     rm -f "$stamp"
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
-        --constraint requirements.lock --editable ".${extra:+[$extra]}" ||
+        --constraint requirements.lock --editable ".[$extra]" ||
         fail "set-up stopped: pip could not install what requirements.lock names (its message is above); with the network or disk space back, the same command goes on"
     # by all cores, where pip takes one; not what few programs import: a third of the files. Some are templates.
     .venv/bin/python -m compileall -qq -j 0 -x '/tests/|/transformers/models/(?!auto|llama)' .venv/lib || true
@@ -57,8 +57,8 @@ make_venv() {  # $1: extra
 }
 
 use_environment() {
-    local extra=${1:-}
-    module=${2:-}
+    local extra=$1
+    module=$2
     if python=$(command -v python) && is_ready "$python"; then
         return
     fi

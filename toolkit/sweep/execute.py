@@ -15,18 +15,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import papermill
 import psutil
-from papermill.exceptions import PapermillExecutionError
 
 from toolkit.errors import UserError, disk_trouble, run_command
 from toolkit.evidence.page import write_page
+from toolkit.extras import extra
 from toolkit.files import make_folder, put_in_place, read_json, scratch_folder, write_json
 from toolkit.sweep import state
 from toolkit.sweep.fork_server import ForkedKernelManager
 from toolkit.sweep.forked import PEAK
-from toolkit.sweep.plan import REQUIRED, STAMP, Job
+from toolkit.sweep.jobs import REQUIRED, STAMP, Job
 from toolkit.sweep.state import State
+
+with extra("lab"):
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
 
 OUTPUT_S = 60  # how long a cell's outputs may come after its end; after 4 s they would be lost on a busy machine
 

@@ -9,7 +9,7 @@ from toolkit.evidence.catalogue import Notebook, explorers
 from toolkit.evidence.page import last_image, read_book
 from toolkit.files import make_folder, put_in_place, read_json, scratch_folder, write_json
 from toolkit.sweep import state
-from toolkit.sweep.plan import STAMP
+from toolkit.sweep.jobs import STAMP
 
 
 def draw_explorers() -> None:

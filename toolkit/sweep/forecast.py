@@ -7,7 +7,7 @@ from pathlib import Path
 
 from toolkit import paths
 from toolkit.evidence.meta import read_meta
-from toolkit.sweep.plan import Job
+from toolkit.sweep.jobs import Job
 from toolkit.sweep.state import State
 
 START_S = 9  # of a job, beside its notebook's own clock: a kernel, imports, the page; 5 to 12 on three machines

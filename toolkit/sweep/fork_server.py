@@ -22,7 +22,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from jupyter_client import AsyncKernelManager
+from toolkit.extras import extra
+
+with extra("lab"):
+    from jupyter_client import AsyncKernelManager
 
 SOCKET = "TOOLKIT_FORK_SERVER"  # the variable that names the server's socket
 CLIENT = Path(__file__).with_name("forked.py")

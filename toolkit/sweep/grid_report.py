@@ -6,10 +6,7 @@ Columns that begin with `grid_` are the grid's parameters.
 from collections.abc import Mapping
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pandas as pd
-import seaborn as sns
-from matplotlib.figure import Figure
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from toolkit import paths
@@ -19,10 +16,16 @@ from toolkit.evidence.meta import read_meta
 from toolkit.evidence.page import png_uri, render
 from toolkit.evidence.report import carry, publish_page
 from toolkit.evidence.tables import combined_tables
+from toolkit.extras import extra
 from toolkit.files import make_folder, write_csv
 from toolkit.sweep import driver, state
 from toolkit.sweep.grid import ParameterGrid
-from toolkit.sweep.plan import Job
+from toolkit.sweep.jobs import Job
+
+with extra("lab"):
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+    from matplotlib.figure import Figure
 
 LINEAR = 30  # largest over smallest number of a figure that a linear axis shows
 

@@ -13,7 +13,7 @@ from toolkit.evidence.copies import copy_notebooks, write_contents
 from toolkit.files import make_folder, write_json
 from toolkit.sweep import explorers
 from toolkit.sweep.forecast import duration, forecast
-from toolkit.sweep.plan import Job, cores
+from toolkit.sweep.jobs import Job, cores
 
 QUIET = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}  # no pop-up
 

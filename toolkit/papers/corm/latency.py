@@ -1,9 +1,9 @@
-"""Times of a token by ways of loading experts (CORM, figures 7 and 8, tables 1, 3 and 4).
+"""Times of a token by schedulings of loading experts (CORM, figures 7 and 8, tables 1, 3 and 4).
 
     latency_table(["mixtral-8x7b"], BREAKDOWN)
 
-Quantities that the paper leaves open have a default and a range (`toolkit.costs.experts.RANGES`). The tables give
-the least and the most over all corners: each open input that a way depends on at one of its two ends.
+Quantities that the paper leaves open have a default and a range (`toolkit.papers.corm.cost_model.RANGES`). The tables
+give the least and the most over all corners: each open input that a scheduling depends on at one of its two ends.
 """
 
 import math
@@ -14,7 +14,11 @@ from itertools import product
 
 import pandas as pd
 
-from toolkit.costs.experts import (
+from toolkit.machines.hardware import profile
+from toolkit.machines.machine import Profile
+from toolkit.machines.null_model import links_only
+from toolkit.models.architectures import ARCHITECTURES
+from toolkit.papers.corm.cost_model import (
     CORM,
     DEFAULTS,
     LOADING,
@@ -22,19 +26,15 @@ from toolkit.costs.experts import (
     PREDICTOR,
     RANGES,
     RIVALS,
-    ExpertWay,
     LoadingInputs,
+    Scheduling,
     beside_s,
     slots_that_fit,
     token,
     token_loads,
 )
-from toolkit.costs.hardware import profile
-from toolkit.costs.machine import Profile
-from toolkit.costs.null_model import links_only
-from toolkit.models.architectures import ARCHITECTURES
+from toolkit.papers.corm.routing import RoutedModel, own_policies, policy_table
 from toolkit.sparsity.route_traces import ROUTE_TRACES, load_route_trace
-from toolkit.studies.routing import RoutedModel, own_policies, policy_table
 from toolkit.timeline import Timeline
 
 MACHINE = "corm-rtx3090ti"
@@ -53,19 +53,23 @@ def ends(model: str) -> dict[str, tuple]:
 
 
 @cache
-def matters(model: str, way: ExpertWay, name: str) -> bool:
-    """Whether a way's time depends on an open input, all others at their defaults."""
-    return len({timeline(model, way, replace(DEFAULTS, **{name: end})).total_s for end in ends(model)[name]}) > 1
+def matters(model: str, scheduling: Scheduling, name: str) -> bool:
+    """Whether a scheduling's time depends on an open input, all others at their defaults."""
+    return len({timeline(model, scheduling, replace(DEFAULTS, **{name: end})).total_s for end in ends(model)[name]}) > 1
 
 
-def corners(model: str, ways: Iterable[ExpertWay]) -> list[LoadingInputs]:
-    """Every way to put each open input, on which one of the ways depends, at one of its ends."""
-    ways = list(ways)
-    chosen = {name: pair for name, pair in ends(model).items() if any(matters(model, way, name) for way in ways)}
+def corners(model: str, schedulings: Iterable[Scheduling]) -> list[LoadingInputs]:
+    """Each choice that puts each open input, on which one of the schedulings depends, at one of its ends."""
+    schedulings = list(schedulings)
+    chosen = {
+        name: pair
+        for name, pair in ends(model).items()
+        if any(matters(model, scheduling, name) for scheduling in schedulings)
+    }
     return [replace(DEFAULTS, **dict(zip(chosen, values, strict=True))) for values in product(*chosen.values())]
 
 
-def latency_table(models: Sequence[str], ways: Mapping[str, ExpertWay], null: bool = False) -> pd.DataFrame:
+def latency_table(models: Sequence[str], schedulings: Mapping[str, Scheduling], null: bool = False) -> pd.DataFrame:
     """A row for each model and way: one token in the steady state; by the `null` model, bytes over the link alone.
 
     Columns: part "latency", model, way, token_ms, loading_ms, compute_ms, overlap_ms, predictor_ms, predictor_percent;
@@ -73,16 +77,16 @@ def latency_table(models: Sequence[str], ways: Mapping[str, ExpertWay], null: bo
     """
     inputs = BYTES_ALONE if null else DEFAULTS
     rows = []
-    for model, way in product(models, ways.values()):
+    for model, scheduling in product(models, schedulings.values()):
         base_s = timeline(model, ON_DEMAND, inputs, null).total_s
-        over = [base_s / seconds(model, corner, way) for corner in corners(model, [way])]
+        over = [base_s / seconds(model, corner, scheduling) for corner in corners(model, [scheduling])]
         spread = {} if null else {"speedup_low": min(over), "speedup_high": max(over)}
-        rows.append(token_row(model, way, inputs, null) | spread)
+        rows.append(token_row(model, scheduling, inputs, null) | spread)
     return pd.DataFrame(rows).assign(part="latency", evidence="modelled", profile=MACHINE)
 
 
-def routed_table(models: Sequence[str], ways: Iterable[ExpertWay] = (CORM, OFFLOAD)) -> pd.DataFrame:
-    """`latency_table` of ways with a cache, by the hit rates of real routing instead of chance, without ranges.
+def routed_table(models: Sequence[str], schedulings: Iterable[Scheduling] = (CORM, OFFLOAD)) -> pd.DataFrame:
+    """`latency_table` of schedulings with a cache, by the hit rates of real routing instead of chance, without ranges.
 
     Routing is that of `real_hits`, of other models, with slots for the same share of a layer's experts. Columns: part
     "routed", routing (the trace's model), and those of `latency_table`.
@@ -90,23 +94,25 @@ def routed_table(models: Sequence[str], ways: Iterable[ExpertWay] = (CORM, OFFLO
     rows = []
     for model in models:
         shape = ARCHITECTURES[model]
-        for found, way in product(real_hits([shape.experts_per_token / shape.experts]).itertuples(), ways):
+        for found, scheduling in product(
+            real_hits([shape.experts_per_token / shape.experts]).itertuples(), schedulings
+        ):
             inputs = replace(DEFAULTS, hit_rate=found.expert_hits)
-            rows.append(token_row(model, way, inputs) | {"routing": found.model})
+            rows.append(token_row(model, scheduling, inputs) | {"routing": found.model})
     return pd.DataFrame(rows).assign(part="routed", evidence="modelled", profile=MACHINE)
 
 
-def token_row(model: str, way: ExpertWay, inputs: LoadingInputs, null: bool = False) -> dict[str, str | float]:
+def token_row(model: str, scheduling: Scheduling, inputs: LoadingInputs, null: bool = False) -> dict[str, str | float]:
     """One token's times and bytes, and its speed over experts on demand: `latency_table` has the columns."""
-    shape, found = ARCHITECTURES[model], timeline(model, way, inputs, null)
+    shape, found = ARCHITECTURES[model], timeline(model, scheduling, inputs, null)
     base_s = timeline(model, ON_DEMAND, inputs, null).total_s
     predicting_s = sum(span.seconds for span in found.spans if span.op == PREDICTOR)
-    uses, routed, missed = token_loads(shape, way, inputs), shape.routed_layers, 1 - inputs.accuracy
+    uses, routed, missed = token_loads(shape, scheduling, inputs), shape.routed_layers, 1 - inputs.accuracy
     loaded_mb = sum(span.nbytes for span in found.spans if span.stage == "copy") / 1e6
-    ahead = (routed - 1) / (routed + (routed - 1) * missed * way.exact) if way.prefetch else 0.0
+    ahead = (routed - 1) / (routed + (routed - 1) * missed * scheduling.exact) if scheduling.prefetch else 0.0
     return {
         "model": model,
-        "way": way.name,
+        "way": scheduling.name,
         "token_ms": 1e3 * found.total_s,
         "loading_ms": 1e3 * found.busy_s(*LOADING),
         "compute_ms": 1e3 * found.busy_s("compute"),
@@ -115,28 +121,28 @@ def token_row(model: str, way: ExpertWay, inputs: LoadingInputs, null: bool = Fa
         "predictor_percent": 100 * predicting_s / found.total_s if found.total_s else 0.0,
         "loaded_mb": loaded_mb,
         "expert_hits": uses.hits,
-        "neuron_hits": inputs.neuron_hits(shape) if way.cached and way.sparse else uses.hits,
+        "neuron_hits": inputs.neuron_hits(shape) if scheduling.cached and scheduling.sparse else uses.hits,
         "prefetched_mb": ahead * loaded_mb,
         "wasted_mb": missed * ahead * loaded_mb,  # loaded and not needed
-        "predicted": inputs.active if way.prefetch and way.sparse else float(way.prefetch),
+        "predicted": inputs.active if scheduling.prefetch and scheduling.sparse else float(scheduling.prefetch),
         "speedup": base_s / found.total_s if found.total_s else math.inf,  # by the null model, where nothing is loaded
     }
 
 
-def timeline(model: str, way: ExpertWay, inputs: LoadingInputs = DEFAULTS, null: bool = False) -> Timeline:
+def timeline(model: str, scheduling: Scheduling, inputs: LoadingInputs = DEFAULTS, null: bool = False) -> Timeline:
     """One token's timeline on the paper's machine."""
-    return token(ARCHITECTURES[model], way, machine(null), inputs)
+    return token(ARCHITECTURES[model], scheduling, machine(null), inputs)
 
 
-def seconds(model: str, inputs: LoadingInputs, way: ExpertWay) -> float:
-    """The counts of one token. Inputs that the way ignores are set to their defaults first, so few are computed."""
-    needed = {name: getattr(inputs, name) for name in ends(model) if matters(model, way, name)}
-    return _seconds(model, way, replace(DEFAULTS, hit_rate=inputs.hit_rate, **needed))
+def seconds(model: str, inputs: LoadingInputs, scheduling: Scheduling) -> float:
+    """The counts of one token. Inputs that it ignores are set to their defaults first, so few are computed."""
+    needed = {name: getattr(inputs, name) for name in ends(model) if matters(model, scheduling, name)}
+    return _seconds(model, scheduling, replace(DEFAULTS, hit_rate=inputs.hit_rate, **needed))
 
 
 @cache
-def _seconds(model: str, way: ExpertWay, inputs: LoadingInputs) -> float:
-    return timeline(model, way, inputs).total_s
+def _seconds(model: str, scheduling: Scheduling, inputs: LoadingInputs) -> float:
+    return timeline(model, scheduling, inputs).total_s
 
 
 @cache

@@ -31,9 +31,9 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from toolkit.cache import kept_folder
-from toolkit.costs.machine import GB
 from toolkit.formats.dense import Dense
 from toolkit.kernels.neurons.records import ALIGNMENT, record_bytes
+from toolkit.machines.machine import GB
 from toolkit.measure.contestant import Contestant
 from toolkit.measure.summary import by_turn, summary
 from toolkit.measure.turns import measured, take_turns

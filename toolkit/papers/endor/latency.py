@@ -3,10 +3,10 @@
     twin, part = Workload("opt-66b"), Workload("opt-66b/8")
     table, null = operation_times("endor-rtx4080", twin, part, ["fc1"], ["dense", "endor"])
 
-`table` has the rows of `toolkit.costs.tables` for the paper's machine, then those of this one, whose device is the
-CPU. Operations of one call are measured in the same turns, so that their times can be compared. Rates
-(`toolkit.measure.rates`) are measured apart from what the model predicts. `null` is the null model's table of the
-paper's machine (`toolkit.costs.null_model`).
+`table` has the rows of `toolkit.papers.endor.tables` for the paper's machine, then those of this one, whose device is
+the CPU. Operations of one call are measured in the same turns, so that their times can be compared. Rates
+(`toolkit.papers.endor.rates`) are measured apart from what the model predicts. `null` is the null model's table of the
+paper's machine (`toolkit.machines.null_model`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,18 +15,18 @@ from typing import Any
 
 import pandas as pd
 
-from toolkit.costs.hardware import profile
-from toolkit.costs.machine import THIS_MACHINE
-from toolkit.costs.null_model import with_null_model
-from toolkit.costs.stage_tables import beside_dense, beside_measured, way_names
-from toolkit.costs.tables import layer_table, operation_table
+from toolkit.evidence.stage_tables import beside_dense, beside_measured, way_names
+from toolkit.machines.hardware import profile
+from toolkit.machines.machine import THIS_MACHINE
+from toolkit.machines.null_model import with_null_model
 from toolkit.measure.accelerate import RIVAL
-from toolkit.measure.passes import PLACEMENTS, labels, measured_spans, spans_of
-from toolkit.measure.rates import this_machine
 from toolkit.measure.summary import stage_summary
 from toolkit.models.workload import Workload
-from toolkit.policies.methods import METHODS
-from toolkit.policies.ways import Placed, all_ways
+from toolkit.offload.methods import METHODS
+from toolkit.offload.ways import Placed, all_ways
+from toolkit.papers.endor.operations import PLACEMENTS, labels, measured_spans, spans_of
+from toolkit.papers.endor.rates import this_machine
+from toolkit.papers.endor.tables import layer_table, operation_table
 
 Tables = tuple[pd.DataFrame, pd.DataFrame]
 LAYER_METHODS = ("dense", "endor", "endor_packed")  # ZSTD is left to single operations: it would take most of the time

@@ -3,8 +3,8 @@
 import pandas as pd
 
 from toolkit.measure.summary import by_turn, summary
-from toolkit.policies.methods import ACCELERATE, RIVALS
-from toolkit.policies.placement import LayerMap
+from toolkit.offload.methods import ACCELERATE, RIVALS
+from toolkit.offload.placement import LayerMap
 
 WAY = ["method", "policy"]  # the labels of a way with all layers on disk
 
@@ -20,6 +20,8 @@ PAIRS = (
     (("endor_packed", "pipelined"), ("dense_packed", "pipelined")),  # with the same product
     (("endor", "pipelined"), (ACCELERATE, "sequential")),
     (("endor_packed", "pipelined"), ("llama.cpp F16", "sequential")),
+    # the gain by overlap (section 3.4)
+    *(((method, "pipelined"), (method, "sequential")) for method in ("dense", "endor", "endor_packed")),
 )
 
 

@@ -1,5 +1,6 @@
 """LLM in a flash: text from a model whose neurons come from disk (tables 3, 5 and 7 to 9, figure 8)."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from toolkit.studies.predictors import PredictorVariant, predictors
 from toolkit.studies.thresholded import ThresholdedModel, samples, thresholds
 
 # Whether predictors tell what to read, and whether neurons stay. Attention always stays and no layer is read ahead,
-# unlike in the ways "naive" and "hybrid" of `toolkit.costs.neuron_reads`.
-WAYS = {
+# unlike in the ways "naive" and "hybrid" of `toolkit.papers.flash.cost_model`.
+PREDICTS_AND_KEEPS = {
     "naive FFN": (False, False),
     "hybrid FFN": (False, True),
     "predictor": (True, False),
@@ -52,8 +53,10 @@ class Generation:
         return tokens_of(self.setting.model, self.setting.corpus, "evaluation")[None, : self.prompt_tokens]
 
     def open(self, way: str) -> OffloadedModel:
-        """The model from disk, by one of `WAYS`. Raises `UserError` for a limit below one token's neurons."""
-        predicts, keeps = WAYS[way]
+        """The model from disk, by a key of `PREDICTS_AND_KEEPS`.
+
+        Raises `UserError` for a limit below one token's neurons."""
+        predicts, keeps = PREDICTS_AND_KEEPS[way]
         by_layer = predictors(self.setting, self.variant) if predicts else None
         folder = _by_neuron(self.setting, self.variant) / "store"
         demand = Demand(by_layer, window=self.window if keeps else 0)
@@ -74,14 +77,18 @@ def _by_neuron(folder: Path, setting: ThresholdedModel, variant: PredictorVarian
 
 
 class Clock:
-    """A streamer of `generate` that notes the time of each token, and first of the prompt, in `instants`."""
+    """A streamer of `generate` that notes the time of each token, and first of the prompt, in `instants`.
+
+    `cpu_s` are the processor seconds that the process had taken by then, of all its threads.
+    """
 
     def __init__(self, model: OffloadedModel):
-        self.recorder, self.instants = model.recorder, []
+        self.recorder, self.instants, self.cpu_s = model.recorder, [], []
 
     def put(self, _: object) -> None:
         """A token has come."""
         self.instants.append(self.recorder.now_s())
+        self.cpu_s.append(time.process_time())
 
     def end(self) -> None:
         """The text has ended."""

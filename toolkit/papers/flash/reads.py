@@ -11,12 +11,15 @@ Tables have a row for each machine, way and kind of evidence, per token:
 from collections.abc import Sequence
 
 import pandas as pd
-from matplotlib.axes import Axes
 
-from toolkit.costs.machine import GB, THIS_MACHINE, Profile
-from toolkit.costs.neuron_reads import WAYS, Reads, neuron_reads
 from toolkit.evidence.figures import stacked_bars, whiskers
+from toolkit.extras import extra
+from toolkit.machines.machine import GB, THIS_MACHINE, Profile
 from toolkit.measure.summary import by_turn, summary
+from toolkit.papers.flash.cost_model import SCHEMES, Reads, neuron_reads
+
+with extra("lab"):
+    from matplotlib.axes import Axes
 
 COLUMNS = ["way", "memory_gb", "predictor_gb", "read_gb", "gb_s", "io_ms", "manage_ms", "compute_ms", "predictor_ms"]
 COLUMNS += ["total_ms", "total_ms_low", "total_ms_high", "tokens_per_s", "speedup", "speedup_low", "speedup_high"]
@@ -25,7 +28,7 @@ COLUMNS += ["profile", "evidence"]
 OVER = {"speedup": {"way": "naive"}, "over_hybrid": {"way": "hybrid"}}
 
 
-def modelled_reads(machine: Profile, reads: Reads, ways: Sequence[str] = tuple(WAYS)) -> pd.DataFrame:
+def modelled_reads(machine: Profile, reads: Reads, ways: Sequence[str] = tuple(SCHEMES)) -> pd.DataFrame:
     """The cost model's rows for a machine: memory_gb, read_gb, gb_s and io_ms of each way."""
     rows = []
     for way in ways:

@@ -26,8 +26,6 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from toolkit.costs.neuron_reads import WAYS, Reads
-from toolkit.costs.replay import most_held, units_of
 from toolkit.formats.dense import Dense
 from toolkit.kernels import dense
 from toolkit.measure.contestant import Contestant
@@ -38,10 +36,12 @@ from toolkit.offload.neuron_ffn import Maths, NeuronFFN, ffn_of
 from toolkit.offload.neuron_store import NeuronReads, NeuronStore
 from toolkit.offload.plan import Plan
 from toolkit.offload.streamer import Streamer
+from toolkit.offload.ways import Way
+from toolkit.papers.flash.cost_model import SCHEMES, Reads
 from toolkit.papers.flash.twin_bundles import ATTENTION, DTYPE, neuron_shape, twin_bundles
-from toolkit.policies.residencies import SlidingWindow
-from toolkit.policies.ways import Way
 from toolkit.predictors import Context, FromTrace, LowRank
+from toolkit.residency.policies import SlidingWindow
+from toolkit.residency.replay import most_held, units_of
 from toolkit.sparsity.synthetic import UsageLaw, draw
 from toolkit.sparsity.trace import Trace
 from toolkit.storage.buffers import aligned_buffer
@@ -67,14 +67,14 @@ class Replay(Reads):
         model, layers, active, new, window: as in `Reads`. Layers are three or more, since two buffers would keep fewer
             in memory; the window includes the current token.
         depth: reads under way at once. Where the system refuses asynchronous reads, as many threads do them.
-        ways: of `WAYS`.
+        ways: of `SCHEMES`.
         fired: share of the neurons that the predictor names that really fire: only their down columns are multiplied.
         tokens: timed tokens of each way with a predictor in each repetition, after `window` that are not timed. Ways
             without one take `PASSES`, since each of their tokens costs the same.
         rank: rank of each layer's predictor.
     """
 
-    ways: Sequence[str] = tuple(WAYS)
+    ways: Sequence[str] = tuple(SCHEMES)
     fired: float = 1 / 3
     tokens: int = 16
     repetitions: int = 2
@@ -102,7 +102,7 @@ def replay_spans(replay: Replay) -> pd.DataFrame:
     with open_reader(None, store, depth=replay.depth) as reader:
         racing = [
             NeuronReplay(replay, way, store, reader, active, predictors)
-            if WAYS[way].predicted
+            if SCHEMES[way].predicted
             else LayerReplay(replay, way, store, reader)
             for way in replay.ways
         ]
@@ -116,7 +116,7 @@ class LayerReplay(Contestant):
     """
 
     def __init__(self, replay: Replay, way: str, store: Store, reader: Reader):
-        self.name, self.way, self.mode = way, WAYS[way], reader.mode
+        self.name, self.way, self.mode = way, SCHEMES[way], reader.mode
         self.replay, self.store, self.reader = replay, store, reader
         self.neurons, self.hidden, self.gated = neuron_shape(replay.model)
         self.x = torch.randn(self.hidden, generator=torch.Generator().manual_seed(replay.seed))

@@ -14,11 +14,11 @@ from functools import lru_cache
 import pandas as pd
 
 from toolkit.cache import kept
-from toolkit.costs.hardware import profile
-from toolkit.costs.hot_cold_loads import ABLATION, ATTENTION, FFN, PROJECTION, SYSTEMS, Serving
-from toolkit.costs.hot_cold_tokens import COPY, HEAD, ServingTimes, generate
-from toolkit.costs.machine import MULTIPLIERS, Profile
-from toolkit.costs.null_model import links_only
+from toolkit.machines.hardware import profile
+from toolkit.machines.machine import MULTIPLIERS, Profile
+from toolkit.machines.null_model import links_only
+from toolkit.papers.hermes.loads import ABLATION, ATTENTION, FFN, PROJECTION, SYSTEMS, Serving
+from toolkit.papers.hermes.tokens import COPY, HEAD, ServingTimes, generate
 
 MACHINE, HIGH_END = "hermes-rtx4090", "hermes-5a100"
 ACTIVE = (0.12, 0.2, 0.3)  # of the sets that fit; the first is the default

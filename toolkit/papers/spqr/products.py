@@ -1,4 +1,4 @@
-"""Mat-vecs with one vector on this CPU, in turns: SpQR's ways beside dense bf16, int8 and Endor's bitmap.
+"""Mat-vecs with one or several vectors on this CPU, in turns: SpQR's ways beside dense bf16, int8 and Endor's bitmap.
 
     table = product_measurements("llama2-7b", ["q_proj", "down_proj"], ["dense", "spqr, csr"])
 
@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from toolkit.errors import unknown
 from toolkit.formats.endor import Endor
@@ -46,12 +47,17 @@ Run = Callable[[], object]
 class MatrixTwin:
     """A random matrix [rows, columns]. `outliers` of its weights are outliers, in rows as `density` has them.
 
-    `density` holds the outliers of each row of a real matrix; None spreads them evenly.
+    `density` holds the outliers of each row of a real matrix; None spreads them evenly. A product has `vectors`.
     """
 
     shape: tuple[int, int]
     outliers: float = OUTLIERS
     density: tuple[int, ...] | None = None
+    vectors: int = 1
+
+    def inputs(self) -> Tensor:
+        """Random vectors, [columns] or [vectors, columns]."""
+        return torch.randn(self.shape[1:] if self.vectors == 1 else (self.vectors, self.shape[1]))
 
     def row_counts(self, generator: np.random.Generator) -> np.ndarray:
         """How many outliers each row has: drawn, with the density's rows repeated over this matrix's rows."""
@@ -85,7 +91,7 @@ CONTESTANTS = ("dense", "dense, ours", "int8", "endor", *SPQR)
 
 
 def timed(contestant: str, twin: MatrixTwin, x: Tensor) -> tuple[int, Run]:
-    """The stored bytes of a matrix, and its product with a vector."""
+    """The stored bytes of a matrix, and its product with a vector or several."""
     if contestant in SPQR:
         storage, backend = SPQR[contestant]
         words, outliers = random_words(twin.shape), random_outliers(twin, storage)
@@ -99,7 +105,7 @@ def timed(contestant: str, twin: MatrixTwin, x: Tensor) -> tuple[int, Run]:
         scaled = Scaled.encode("dense", weight)
         return scaled.nbytes, lambda: scaled.matvec(x)
     ours = contestant == "dense, ours"  # torch's product does not reach the rate of memory
-    return weight.nbytes, (lambda: dense.matvec(weight, x)) if ours else (lambda: weight @ vector)
+    return weight.nbytes, (lambda: dense.matvec(weight, x)) if ours else (lambda: functional.linear(vector, weight))
 
 
 def product_measurements(
@@ -110,6 +116,7 @@ def product_measurements(
     outliers: float = OUTLIERS,
     repetitions: int = 15,
     fresh: bool = False,
+    vectors: int = 1,
 ) -> pd.DataFrame:
     """Seconds of each mat-vec, kept: a row for every operation, contestant and repetition.
 
@@ -121,6 +128,7 @@ def product_measurements(
         outliers: the share of weights that are outliers.
         repetitions: turns that count; one more warms up.
         fresh: measure again.
+        vectors: how many are multiplied at once.
 
     Columns: op, rows, columns, contestant, nbytes, repetition (from 1), seconds, threads, disturbed, measured_at. The
     contestant `READ` stands for `torch.sum` of `SWEPT_BYTES`. `FEW` and `MANY` are SpQR's products on one core with
@@ -133,7 +141,8 @@ def product_measurements(
     contestants = [name for name in contestants if name not in spqr.BACKENDS or name in spqr.BACKENDS.available()]
     for op in ops:  # one by one, so that notebooks share measurements of the same operation
         density = (densities or {}).get(op)
-        twin = MatrixTwin(known[op], outliers, None if density is None else tuple(int(count) for count in density))
+        counts = None if density is None else tuple(int(count) for count in density)
+        twin = MatrixTwin(known[op], outliers, counts, vectors)
         turns = _turns(twin, contestants, repetitions, fresh=fresh)
         tables.append(turns.assign(op=op, rows=twin.shape[0], columns=twin.shape[1]))
     return pd.concat(tables, ignore_index=True)
@@ -141,7 +150,7 @@ def product_measurements(
 
 @measured
 def _turns(twin: MatrixTwin, contestants: Sequence[str], repetitions: int) -> pd.DataFrame:
-    x, swept = torch.randn(twin.shape[1]), torch.ones(SWEPT_BYTES // 8, dtype=torch.int64)
+    x, swept = twin.inputs(), torch.ones(SWEPT_BYTES // 8, dtype=torch.int64)
     small = MatrixTwin((min(SMALL_ROWS, twin.shape[0]), twin.shape[1]), twin.outliers)
     products = [TimedProduct(READ, swept.nbytes, swept.sum)]
     for name in contestants:

@@ -5,15 +5,18 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from scipy.stats import gmean
 
-from toolkit.costs.machine import GB, THIS_MACHINE, Profile
 from toolkit.evidence.figures import colours
+from toolkit.extras import extra
+from toolkit.machines.machine import GB, THIS_MACHINE, Profile
 from toolkit.measure.disturbance import starred
 from toolkit.measure.summary import summary, times_as_fast
 from toolkit.models.shapes import twin_shapes
 from toolkit.papers.spqr.products import CONTESTANTS, FEW, MANY, READ
+
+with extra("lab"):
+    from matplotlib.axes import Axes
+    from scipy.stats import gmean
 
 DENSE, OURS, CSR, PTCSR, QUICKER = "dense", "dense, ours", "spqr, csr", "spqr, ptcsr", "spqr, the quicker"
 STORAGES = {CSR: PTCSR, PTCSR: CSR}  # each with the other one

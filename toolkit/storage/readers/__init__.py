@@ -6,13 +6,16 @@ with open_reader(None, store, "endor") as reader:
 """
 
 import logging
+from typing import TYPE_CHECKING
 
 from toolkit.errors import UserError, unknown
 from toolkit.storage.readers.aio import Aio
 from toolkit.storage.readers.base import Reader
 from toolkit.storage.readers.kvikio import KvikIO
 from toolkit.storage.readers.threads import Threads
-from toolkit.storage.store import Store
+
+if TYPE_CHECKING:
+    from toolkit.storage.store import Store
 
 __all__ = ["READERS", "Reader", "open_reader"]
 
@@ -21,7 +24,7 @@ log = logging.getLogger(__name__)
 READERS: dict[str, type[Reader]] = {cls.name: cls for cls in (Threads, Aio, KvikIO)}
 
 
-def open_reader(name: str | None, store: Store, *variants: str, **options: int) -> Reader:
+def open_reader(name: str | None, store: "Store", *variants: str, **options: int) -> Reader:
     """Open a reader for the shards of these variants, or of all variants.
 
     `options` are `chunk_bytes` and `depth`, the reads that are under way at once. None takes the quickest reader of

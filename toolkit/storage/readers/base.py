@@ -5,18 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import UInt8
-from torch import Tensor
 
 from toolkit.errors import UserError
 from toolkit.storage import descriptors
 from toolkit.storage.chunks import Chunks
 from toolkit.storage.direct import BLOCK_BYTES, StoredFile, open_unchanged
 
-Target = UInt8[np.ndarray, " bytes"] | UInt8[Tensor, " bytes"]
+Target = Any  # bytes: a NumPy array, or a tensor in a GPU's memory
 
 
 class Reader(AbstractContextManager):

@@ -1,0 +1,247 @@
+"""The decoder on NumPy arrays, against transformers' model with the same weights, and against the way with torch."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import toolkit
+from tests.models.test_templates import TEMPLATES
+from tests.offload.test_gguf_file import CASES, EXACT, difference, random_file, write
+from toolkit.errors import UserError
+from toolkit.kernels.engine.parallel import Task
+from toolkit.models.file_tokenizer import FileTokenizer
+from toolkit.models.gguf_header import read_header
+from toolkit.models.gguf_tokenizer import read_kept_tokenizer, read_tokenizer
+from toolkit.offload.budget import Budget, BudgetError
+from toolkit.offload.cached_model import CachedModel
+from toolkit.offload.chat_template import ends_of, tokens_of
+from toolkit.offload.decoder import decoder as decoders
+from toolkit.offload.decoder import steps
+from toolkit.offload.decoder.architecture import architecture_of
+from toolkit.offload.decoder.decoder import Decoder
+from toolkit.offload.decoder.steps import GatedFfn
+from toolkit.offload.generation import Request, Writer
+from toolkit.offload.model import OffloadedModel
+from toolkit.offload.placement import LayerMap
+from toolkit.offload.sampling import Sampling
+
+TAKEN = [
+    "llama",
+    "llama, tied",
+    "llama, biases",
+    "llama, linear",
+    "llama, yarn",
+    "llama, llama 3",
+    "mistral, window",
+    "qwen2",
+    "qwen2, yarn",
+    "qwen3",
+    "gemma3",
+    "gemma3, global × 8",
+]
+TOKENS = [at * 37 % 128 for at in range(40)]
+MUCH = 1 << 40
+
+
+def opened(file, dram_bytes=MUCH, context=40, **options):
+    header = read_header(file)
+    return Decoder.open(header, architecture_of(header), Budget("DRAM", dram_bytes), context, **options)
+
+
+def logits(decoder):
+    """The logits after each token: of a prompt, of five more, and of one after the other."""
+    found = [decoder.scores(TOKENS[:20]), decoder.scores(TOKENS[20:25])]
+    found += [decoder.step(token)[None] for token in TOKENS[25:39]]
+    return torch.from_numpy(np.concatenate([*found, decoder.prefill(TOKENS[39:])[None]]))
+
+
+@pytest.mark.parametrize("name", TAKEN)
+@torch.no_grad()
+def test_each_architecture_has_the_logits_of_transformers(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(decoders, "BATCH_BYTES", 1)  # the prompts are two batches
+    monkeypatch.setattr(decoders, "FEWEST", 12)
+    monkeypatch.setattr(steps, "AT_ONCE", 8)
+    original = CASES[name].model()
+    write(original, CASES[name], file := tmp_path / "model.gguf")
+    expected = original(torch.tensor([TOKENS])).logits[0]
+    with opened(file) as decoder:
+        assert difference(logits(decoder), expected) < EXACT
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llama", "Q4_K"), ("qwen2", "Q6_K"), ("qwen3", "Q5_0"), ("gemma3", "F16")])
+def test_blocks_give_the_logits_of_the_way_with_torch(tmp_path, name, kind, monkeypatch):
+    """From disk they are the same to the bit."""
+    random_file(name, kind, file := tmp_path / "model.gguf")
+    with OffloadedModel.open(file) as model, torch.no_grad():
+        cache, expected = None, []
+        for token in TOKENS[:12]:
+            done = model.model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+            cache = done.past_key_values
+            expected.append(done.logits[0, 0])
+    with opened(file) as decoder:
+        found = torch.from_numpy(np.stack([decoder.step(token) for token in TOKENS[:12]]))
+        assert difference(found[1:], torch.stack(expected)[1:]) < 10 * EXACT
+        decoder.cut(0)
+        found, pieces = logits(decoder), len(decoder.tiers)
+    for in_dram, options in ((0, {"policy": "sequential", "reader": "threads"}), (pieces // 2, {})):
+        where = LayerMap(0, in_dram, pieces - in_dram, spread=True).tiers
+        monkeypatch.setattr(decoders, "filled", lambda *arguments, where=where: where)
+        with opened(file, **options) as decoder:
+            assert torch.equal(logits(decoder), found)
+            assert decoder.read_bytes > 0
+
+
+@torch.no_grad()
+def test_a_split_file_is_one_model(tmp_path):
+    original = CASES["qwen2"].model()
+    write(original, CASES["qwen2"], tmp_path / "model.gguf", pieces=9)
+    first = sorted(tmp_path.glob("model-*.gguf"))[0]
+    with opened(first) as decoder:
+        assert len(decoder.file.files()) > 1
+        assert difference(logits(decoder), original(torch.tensor([TOKENS])).logits[0]) < EXACT
+
+
+def test_a_budget_that_is_too_small_is_refused(tmp_path):
+    write(CASES["llama"].model(), CASES["llama"], file := tmp_path / "model.gguf")
+    with pytest.raises(BudgetError, match="MB are needed"):
+        opened(file, 1000)
+
+
+def test_logits_have_the_same_bits_however_a_text_is_cut(tmp_path):
+    random_file("qwen2", "Q4_K", file := tmp_path / "model.gguf")
+    with opened(file) as decoder:
+        once = decoder.scores(TOKENS[:13])
+        for length in (12, 7, 3):
+            decoder.cut(length)
+            assert np.array_equal(decoder.prefill(TOKENS[length:13]), once[-1])
+        decoder.cut(0)
+        assert np.array_equal(np.stack([decoder.step(token) for token in TOKENS[:13]]), once)
+
+
+def test_a_text_can_be_cut_and_go_on(tmp_path):
+    write(CASES["llama"].model(), CASES["llama"], file := tmp_path / "model.gguf")
+    with opened(file, context=12) as decoder:
+        once = decoder.prefill(TOKENS[:10])
+        assert decoder.length == 10
+        decoder.prefill(TOKENS[20:22])
+        with pytest.raises(UserError, match="13 tokens: expected 12 at most"):
+            decoder.step(5)
+        decoder.cut(8)
+        assert np.allclose(decoder.prefill(TOKENS[8:10]), once, atol=1e-5)
+
+
+def test_an_ffn_in_python_runs_between_programs(tmp_path, monkeypatch):
+    random_file("qwen2", "Q4_K", file := tmp_path / "model.gguf")
+    with opened(file) as decoder:
+        expected = logits(decoder)
+
+    def halved(self, vectors):
+        """Half of the FFN's output, and the other half by Python."""
+
+        def half():
+            called.append(len(vectors.more))
+            vectors.more *= 2
+
+        return [*of_blocks(self, vectors), Task(lambda: vectors.more.__imul__(np.float32(0.5)), ()), Task(half, ())]
+
+    called, of_blocks = [], GatedFfn.steps
+    monkeypatch.setattr(GatedFfn, "steps", halved)
+    with opened(file) as decoder:
+        assert torch.equal(logits(decoder), expected)
+        assert called[:2] == [20] * 2
+
+
+@pytest.mark.parametrize("name", ["phi3", "gemma2", "granitemoe", "minimax-m2", "granite", "llama, and a tensor"])
+def test_other_models_are_left_to_transformers(tmp_path, name):
+    case = CASES[name.partition(", and")[0]]
+    write(case.model(), case, file := tmp_path / "model.gguf")
+    header = read_header(file)
+    if name.endswith("tensor"):
+        extra = {"blk.0.attn_q.bias": replace(header.tensors["blk.0.attn_norm.weight"])}
+        header = replace(header, tensors={**header.tensors, **extra})
+    assert architecture_of(header) is None
+
+
+def test_the_tokenizer_has_the_tokens_of_transformers(tmp_path):
+    write(CASES["llama"].model(), CASES["llama"], file := tmp_path / "model.gguf")
+    header = read_header(file)
+    theirs, ours = read_tokenizer(header), read_kept_tokenizer(header)
+    assert isinstance(ours, FileTokenizer)
+    for text in ("a test", " ab  ba", "", "naïve\n"):
+        for special in (True, False):
+            ids = theirs(text, add_special_tokens=special)["input_ids"]
+            assert ours(text, add_special_tokens=special)["input_ids"] == ids
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert ours.special_tokens_map == theirs.special_tokens_map
+    assert ours.eos_token_id == theirs.eos_token_id
+    assert ours.all_special_ids == theirs.all_special_ids
+    assert ours.added_tokens_decoder.keys() == theirs.added_tokens_decoder.keys()
+    assert ours.convert_ids_to_tokens(5) == theirs.convert_ids_to_tokens(5)
+
+
+def test_a_conversation_has_the_tokens_of_transformers(tmp_path):
+    write(CASES["llama"].model(), CASES["llama"], file := tmp_path / "model.gguf")
+    header = read_header(file)
+    theirs, ours = read_tokenizer(header), read_kept_tokenizer(header)
+    theirs.chat_template = ours.chat_template = TEMPLATES[0]
+    messages = [{"role": "user", "content": "a test"}, {"role": "assistant", "content": " ab"}]
+    for answering in (True, False):
+        assert tokens_of(ours, messages, answering) == tokens_of(theirs, messages, answering)
+    theirs.chat_template = ours.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    assert ends_of(ours) == ends_of(theirs) == {theirs.eos_token_id}
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.5, 40, 0.9, seed=3)])
+def test_texts_are_those_of_the_way_with_torch(tmp_path, name, sampling):
+    write(CASES[name].model(), CASES[name], file := tmp_path / "model.gguf")
+    tokenizer, request = read_kept_tokenizer(read_header(file)), Request(sampling, most=20)
+
+    def text(model, prompt):
+        return [piece.token for piece in Writer(model, tokenizer, (), 64).continued(prompt, request)]
+
+    with OffloadedModel.open(file) as model:
+        expected = [text(CachedModel(model), TOKENS[:length]) for length in (1, 30)]
+    with opened(file, context=64) as decoder:
+        assert [text(decoder, TOKENS[:length]) for length in (1, 30)] == expected
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen2moe"])
+def test_commands_and_python_import_no_torch(tmp_path, name):
+    write(CASES[name].model(), CASES[name], file := tmp_path / "model.gguf")
+    (prompts := tmp_path / "prompts").write_text("ab\nba\n")
+    code = f"""if True:
+        import io, sys, uvicorn
+        import toolkit
+        from toolkit.__main__ import main
+
+        file, limit = {str(file)!r}, ["--memory", "800MB"]
+        assert main(["run", file, "--prompt", "ab", "--max-new-tokens", "3", *limit]) == 0
+        assert main(["run", file, "--prompts", {str(prompts)!r}, "--max-new-tokens", "3", "--json", *limit]) == 0
+        sys.stdin = io.StringIO("ab\\nba")
+        assert main(["chat", file, "--stop", "a", *limit]) == 0
+        uvicorn.Server.run = lambda server, sockets: print("serving")
+        assert main(["serve", file, "--port", "18099", *limit]) == 0
+        with toolkit.open(file, memory="500MB") as model:
+            print("text:", model.generate_text("ab", 3), model.generate_text("ab", 3, temperature=0.5))
+        heavy = [name for name in ("torch", "transformers", "pandas", "scipy") if sys.modules.get(name)]
+        assert not heavy, heavy
+    """
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "peak" in done.stderr
+    assert "a second" in done.stderr
+    assert "serving" in done.stdout
+
+
+def test_perplexity_is_that_of_the_way_with_torch(tmp_path):
+    write(CASES["qwen2"].model(), CASES["qwen2"], file := tmp_path / "model.gguf")
+    text = torch.tensor(TOKENS)
+    with OffloadedModel.open(file) as model, toolkit.open(file) as opened_file:
+        expected = toolkit.perplexity(model, text, sequence_length=10)
+        assert abs(toolkit.perplexity(opened_file, text, sequence_length=10) - expected) < 1e-3 * expected
+        assert "OpenedFile" in repr(opened_file)

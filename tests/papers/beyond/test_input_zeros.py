@@ -1,0 +1,37 @@
+"""Zeros in the inputs of all decoder linears: the share that is skipped, and outputs by a plain product."""
+
+import pytest
+import torch
+
+from tests.papers.beyond.test_sparse_curve import toy
+from toolkit.papers.beyond import input_zeros
+from toolkit.papers.beyond.input_zeros import InputZeros, linears, magnitudes
+from toolkit.studies.quality import EvaluationSettings
+
+
+@pytest.fixture
+def model(monkeypatch):
+    made = toy().requires_grad_(False)
+    tokens = torch.randint(1, 60, (4096,), generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(input_zeros, "loaded", lambda name: (made, None, ""))
+    monkeypatch.setattr(input_zeros, "tokens_of", lambda *_: tokens)
+    magnitudes.cache_clear()
+    yield made, tokens
+    magnitudes.cache_clear()
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7])
+def test_the_smallest_inputs_of_every_linear_are_skipped(model, share):
+    network, tokens = model
+    seen = []
+    with InputZeros(share).change(EvaluationSettings("toy")) as facts, torch.no_grad():
+        for linear in linears(network):
+            linear.register_forward_hook(lambda module, args, output: seen.append((module, args[0], output)))
+        network(tokens[None, :64])
+    assert facts["skipped"] == pytest.approx(share, abs=0.1)
+    assert len(seen) == len(linears(network))
+    zeros = sum(module.weight.numel() * (x == 0).double().mean().item() for module, x, _ in seen)
+    assert facts["skipped"] == pytest.approx(zeros / sum(module.weight.numel() for module, _, _ in seen))
+    for module, x, output in seen:
+        torch.testing.assert_close(output, x @ module.weight.T, rtol=1e-4, atol=1e-5)
+    assert not any(module._forward_pre_hooks for module, _, _ in seen)

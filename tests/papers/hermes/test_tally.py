@@ -1,0 +1,35 @@
+import numpy as np
+import pytest
+
+from toolkit.papers.hermes.tally import pick, tally
+
+
+@pytest.mark.parametrize("units", [0, 1, 3, 4, 5, 1001])
+@pytest.mark.parametrize(("places", "level"), [(2, np.uint8), (127, np.int64), (5, np.uint16)])
+def test_as_a_loop_counts(units, places, level):
+    generator = np.random.default_rng(units)
+    place = generator.integers(0, places, units).astype(np.int8)
+    levels = generator.integers(0, 6, units).astype(level)
+    counts = tally(place, levels, places, 6)
+    expected = np.zeros((places, 6), dtype=np.int64)
+    for kind in zip(place, levels, strict=True):
+        expected[kind] += 1
+    assert (counts == expected).all()
+
+    quota, left, wanted = (counts + 1) // 2, (counts + 1) // 2, []
+    for unit, kind in enumerate(zip(place, levels, strict=True)):
+        if left[kind]:
+            left[kind] -= 1
+            wanted.append(unit)
+    assert pick(place, levels, quota).tolist() == wanted
+    assert (quota == (counts + 1) // 2).all()
+
+
+def test_truth_values_are_places():
+    assert tally(np.array([True, False, True]), np.array([1, 0, 0]), 2, 2).tolist() == [[1, 0], [1, 1]]
+
+
+def test_numbers_beyond_the_table_are_refused():
+    for place, level in (([2], [0]), ([0], [3]), ([-1], [0]), ([0], [-1])):
+        with pytest.raises(AssertionError, match=r"beyond the last one|below 0"):
+            tally(np.array(place, dtype=np.int8), np.array(level), 2, 3)

@@ -1,0 +1,162 @@
+"""`import toolkit as tk`: its names, and what they do on a small model. README's lines run in test_readme.py."""
+
+import ast
+import inspect
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import toolkit as tk
+from tests.families import WORDS, load_family
+from tests.test_capabilities import parser_of
+from toolkit import memory_limits, paths
+from toolkit.api import change
+from toolkit.commands import pack
+from toolkit.errors import UserError
+from toolkit.offload.overhead import Overhead, ProcessLimit
+
+SHORT = {"windows": 2, "sequence_length": 32}
+IMPORT = """
+import sys, time
+begun = time.perf_counter()
+import toolkit as tk
+assert time.perf_counter() - begun < 0.1
+assert dir(tk) == tk.__all__
+heavy = {"torch", "numpy", "pandas", "numba", "transformers"}
+assert not heavy & sys.modules.keys()
+tk.open, tk.plan, tk.machine, tk.prune, tk.pack, tk.perplexity, tk.Timeline
+assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
+"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    return load_family("Qwen2", tmp_path / "model", torch.float32)
+
+
+def test_the_import_is_quick_and_takes_nothing_with_it():
+    done = subprocess.run([sys.executable, "-P", "-c", IMPORT], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_editor_sees_each_name_as_python_does():
+    tree = ast.parse((paths.root() / "toolkit" / "__init__.py").read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {alias.name: node.module for node in block.body for alias in node.names}
+    assert sorted(seen) == tk.__all__
+    for name, module in seen.items():
+        assert getattr(tk, name) is getattr(sys.modules[module], name)
+        assert "Raises" in inspect.getdoc(getattr(tk, name)), name
+    with pytest.raises(AttributeError, match="no attribute 'prume'"):
+        tk.prume  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("function", "command", "renamed"),
+    [
+        (tk.open, "run", {"model": "folder"}),
+        (tk.plan, "plan", {}),
+        (tk.pack, "pack", {}),
+    ],
+)
+def test_parameters_are_those_of_the_command(function, command, renamed):
+    actions = {action.dest: action for action in parser_of(f"sparse-offload {command}")._actions}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in ("options", "tokenizer"):
+            continue
+        option = actions[renamed.get(name, name)]
+        given = parameter.default
+        if (command, name) == ("plan", "loss"):
+            assert (given, option.default) == (0.05, "5%")
+        elif given is not inspect.Parameter.empty and not (given is None or name == "context"):
+            assert given == option.default, name
+
+
+def test_pack_has_the_parameters_and_defaults_of_its_command():
+    actions = {action.dest: action.default for action in parser_of("sparse-offload pack")._actions}
+    del actions["help"]
+    parameters = inspect.signature(pack.pack).parameters
+    assert actions.keys() == parameters.keys()
+    for name in actions.keys() - {"model", "out"}:
+        assert parameters[name].default == actions[name], name
+
+
+def test_calibration_is_that_of_the_command():
+    actions = {action.dest: action.default for action in parser_of("sparse-offload pack")._actions}
+    assert tuple(actions[name] for name in ("corpus", "windows", "sequence_length")) == (
+        change.TEXT,
+        change.WINDOWS,
+        change.SEQUENCE_LENGTH,
+    )
+
+
+def test_a_pruned_model_is_packed_and_opened(model, tmp_path):
+    records = tk.prune(model, "wanda", 0.5, **SHORT)
+    assert [record.sparsity for record in records] == pytest.approx([0.5] * len(records), abs=0.01)
+    store = tk.pack(model, tmp_path / "packed")
+    assert store.variants == ("endor",)
+    with tk.open(tmp_path / "packed", memory="600MB") as opened:
+        assert tk.perplexity(opened, opened.tokenizer, 64, 2) == pytest.approx(
+            tk.perplexity(model, opened.tokenizer, 64, 2), rel=1e-4
+        )
+        assert set(opened.generate_text("5 17 3", tokens=4).split()) <= set(map(str, range(WORDS)))
+        assert opened.timeline.stages()["stage"].iloc[-1] == "total"
+    assert tk.pack(model, tmp_path / "several", format=["csr", "dense"]).variants == ("csr", "dense")
+    with pytest.raises(UserError, match="sparsity: a model in memory is written as it is"):
+        tk.pack(model, tmp_path / "other", sparsity=0.6)
+
+
+def test_bits_that_a_quantiser_chose_are_those_that_are_packed(model, tmp_path):
+    records = tk.quantise(model, "spqr", outliers=0.02, **SHORT)
+    assert all(record.nbytes < record.rows * record.columns for record in records)
+    store = tk.pack(model, tmp_path / "packed")
+    assert store.variants == ("spqr",)
+    model.model.layers[0].mlp.up_proj.weight[0, 0] += 1
+    assert tk.pack(model, tmp_path / "changed").variants == ("endor",)
+    for wrong, message in {"sqpr": "did you mean 'spqr'", "rtn": "unknown setting of rtn 'outliers'"}.items():
+        with pytest.raises(UserError, match=message):
+            tk.quantise(model, wrong, outliers=0.02)
+    assert {record.sparsity < 0.5 for record in tk.quantise(model, "rtn", bits=3, group=16)} == {True}
+
+
+def test_a_folder_is_packed_as_by_the_command(model, tmp_path):
+    options = {"sparsity": 0.6, "format": "csr", "evaluate": False}
+    assert tk.pack(tmp_path / "model", tmp_path / "packed", "magnitude", **options).variants == ("csr",)
+    with pytest.raises(UserError, match="an option of --method spqr, not of magnitude"):
+        tk.pack(tmp_path / "model", tmp_path / "again", "magnitude", outliers=0.1)
+    wrong = {"windows": 0, "sparsity": "much", "format": "endr", "dtype": "int8", "sparsty": 0.5, "method": "wnda"}
+    for name, value in wrong.items():
+        with pytest.raises(UserError, match=name if name != "sparsty" else "did you mean 'sparsity'"):
+            tk.pack(tmp_path / "model", tmp_path / "again", **{name: value})
+
+
+def test_a_model_of_no_folder_needs_a_tokenizer(model):
+    model.config.name_or_path = ""
+    with pytest.raises(UserError, match="pass tokenizer="):
+        tk.prune(model, "wanda", **SHORT)
+    tk.prune(model, "magnitude")
+
+
+def test_a_limit_counts_from_where_it_is_set(monkeypatch, tmp_path, model):
+    monkeypatch.setattr(memory_limits, "anonymous_bytes", lambda: 700_000_000)
+    overhead = Overhead(100_000_000, 0, 0, 0, 0, 0, 0)
+    assert ProcessLimit.now(400_000_000, overhead, 650_000_000).budget(None) == 250_000_000
+    assert ProcessLimit.now(400_000_000, overhead).budget(None) == 0
+    tk.pack(model, tmp_path / "packed")
+    with pytest.raises(UserError, match="a limit of 1 MB for the process is too small"):
+        tk.open(tmp_path / "packed", memory="1MB")
+
+
+@pytest.mark.parametrize("size", ["much", "-1", -1, True, float("nan"), "1TB"])
+def test_sizes(size, tmp_path):
+    with pytest.raises(UserError, match=f"dram {size}: expected a size such as 500MB"):
+        tk.open(tmp_path, dram=size)
+    assert [memory_limits.bytes_of("", it) for it in ("1.5KiB", "2 MB", 5.5, None)] == [1536, 2_000_000, 5, None]
+
+
+def test_a_machine_by_name():
+    assert tk.machine("endor-rtx4080").id == "endor-rtx4080"
+    with pytest.raises(UserError, match="unknown"):
+        tk.machine("endor-rtx4090")

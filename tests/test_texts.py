@@ -1,0 +1,95 @@
+"""`run` with several prompts, as JSON, and with what chooses tokens."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from tests import chat_model
+from tests.chat_model import answer, text_of
+from toolkit import paths
+from toolkit.__main__ import main
+from toolkit.interchange.reading import load_tokenizer
+
+sys.path.append(str(paths.root() / "benchmarks"))  # as the scripts there find their helpers
+from gguf_files import CASES, write
+
+PROMPTS = {"5 6": [5, 6], "11": [11], "7 8 9": [7, 8, 9]}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return chat_model.make(tmp_path_factory.mktemp("texts") / "tiny")
+
+
+@pytest.fixture
+def written(capfd):
+    """`written(folder, *options)`: what `run` prints."""
+
+    def run(folder, *options):
+        capfd.readouterr()
+        assert main(["run", str(folder), "--max-new-tokens", "6", *options]) == 0
+        return capfd.readouterr().out
+
+    return run
+
+
+def test_prompts_of_a_file_give_an_object_each_as_alone(tiny, written, tmp_path, monkeypatch):
+    model, folder = tiny
+    tokenizer = load_tokenizer(folder / "model")
+    expected = [text_of(tokenizer, tokens, answer(model, tokens, 6, ends=())) for tokens in PROMPTS.values()]
+    lines, objects = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
+    lines.write_text("\n\n".join(PROMPTS) + "\n")
+    objects.write_text("\n".join(json.dumps({"prompt": prompt, "id": 3}) for prompt in PROMPTS))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.read_bytes())))
+    for place in (lines, objects, "-"):
+        rows = [json.loads(line) for line in written(folder, "--prompts", str(place), "--json").splitlines()]
+        assert [row["prompt"] for row in rows] == list(PROMPTS)
+        assert [row["text"] for row in rows] == expected
+    numbers = {"tokens", "seconds", "tokens_per_second", "mb_per_token", "peak_mb"}
+    assert rows[0].keys() == {"prompt", "text", "end"} | numbers
+    assert all(row["tokens"] <= 6 and row["seconds"] > 0 and row["peak_mb"] > 100 for row in rows)
+    (alone,) = written(folder, "--prompt", "11", "--json").splitlines()
+    assert json.loads(alone)["text"] == expected[1]
+    plain = written(folder, "--prompts", str(lines))
+    assert plain.splitlines() == [prompt + text for prompt, text in zip(PROMPTS, expected, strict=True)]
+    stop = expected[0][3:6]
+    assert written(folder, "--prompt", "5 6", "--stop", stop) == f"5 6{expected[0][:3]}\n"
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_all_ways_draw_the_same_text_by_a_seed(tiny, written, tmp_path, kind):
+    """By transformers' loop or the decoder without torch, and by the writer; the text of another seed differs."""
+    place, prompt = tiny[1], "5 6"
+    if kind == "file":
+        place, prompt = tmp_path / "model.gguf", "the he"
+        write(CASES["llama"].model(), CASES["llama"], place)
+    texts = []
+    for seed in "12":
+        drawn = ["--prompt", prompt, "--temperature", "1.5", "--top-p", "0.9", "--top-k", "30", "--seed", seed]
+        texts.append(written(place, *drawn).removesuffix("\n"))
+        assert texts[-1] == prompt + json.loads(written(place, *drawn, "--json"))["text"]
+    assert texts[0] != texts[1]
+
+
+WRONG = [
+    (["--prompts", "FILE"], b"", "holds no prompt"),
+    (["--prompts", "FILE"], b'{"prompt": "5"}\n{"text": "6"}', "line 2 of those that are not empty is no object"),
+    (["--prompts", "FILE"], b"5\n\xff", "byte 3 is no UTF-8"),
+    (["--prompts", "nowhere.txt"], b"", "nowhere.txt: there is no such file"),
+    (["--prompts", "FILE", "--prompt", "5"], b"5", "not allowed with argument"),
+    ([], b"", "one of the arguments --prompt --prompts is required"),
+    (["--prompt", "5", "--top-k", "3"], b"", "--top-k 3: nothing is drawn at temperature 0"),
+    (["--prompt", "5", "--temperature", "1", "--top-p", "2"], b"", "--top-p 2.0: expected a share"),
+    (["--prompt", "5", "--json", "--draft", "FOLDER"], b"", "--json, --stop: not with --draft"),
+]
+
+
+@pytest.mark.parametrize(("options", "contents", "words"), WRONG)
+def test_bad_options_are_one_line_before_work_starts(tiny, tmp_path, capfd, options, contents, words):
+    (file := tmp_path / "prompts").write_bytes(contents)
+    places = {"FILE": str(file), "FOLDER": str(tiny[1])}
+    assert main(["run", str(tiny[1]), *(places.get(word, word) for word in options)]) == 2
+    (error,) = capfd.readouterr().err.splitlines()
+    assert words in error

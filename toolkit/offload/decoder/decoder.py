@@ -1,0 +1,296 @@
+"""Tokens through a decoder of a GGUF file within a budget of memory.
+
+    with Decoder.open(header, architecture, Budget("DRAM", 700_000_000), context=512) as decoder:
+        logits = decoder.prefill(prompt)         # fp32 [words]
+        logits = decoder.step(int(logits.argmax()))
+
+Pieces that stay in memory and follow each other are one program, which a single call runs. The others are read while
+earlier ones compute, as `toolkit.offload.streamer` does it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from math import ceil
+from typing import Any, Self
+
+import numpy as np
+from jaxtyping import Float32
+from numba.core.dispatcher import Dispatcher
+
+from toolkit.errors import UserError
+from toolkit.kernels.engine.parallel import Program, Task
+from toolkit.models.gguf_header import GgufHeader
+from toolkit.offload.budget import Budget
+from toolkit.offload.decoder.architecture import Architecture
+from toolkit.offload.decoder.experts import PROGRAM_BYTES, Mixtures, least_experts_bytes
+from toolkit.offload.decoder.steps import (
+    AT_ONCE,
+    Ffn,
+    GatedFfn,
+    KeysAndValues,
+    Products,
+    Step,
+    TokenVectors,
+    block_steps,
+    head_steps,
+    stages_of,
+)
+from toolkit.offload.decoder.weights import FFN, DecoderFile
+from toolkit.offload.methods import GGUF, PACKED
+from toolkit.offload.overhead import COMPILER, FLOAT, SPAN, Overhead, TextRoom
+from toolkit.offload.placement import filled, least_bytes
+from toolkit.offload.plan import Plan
+from toolkit.offload.streamer import Streamer
+from toolkit.offload.ways import POLICIES, Way
+from toolkit.storage.buffers import HUGE_PAGE_BYTES
+from toolkit.storage.direct import BLOCK_BYTES
+from toolkit.storage.readers import open_reader
+from toolkit.timeline import Recorder
+
+# of the vectors of a prompt's tokens that are computed together. Each batch reads all pieces that pass, once; with more
+# memory for it fewer pieces would stay, and each new token would read them again
+BATCH_BYTES = 28_000_000
+FEWEST = 32  # tokens of a batch
+OPENING = 32_000_000  # the first compiled kernels, threads, programs, buffers of reads
+CODE = 16_000_000  # pages of libraries that are needed again and again
+
+
+class Decoder(AbstractContextManager):
+    """A `toolkit.offload.text_model.TextModel` whose weights are the blocks of a GGUF file.
+
+    The cache has room for `context` tokens; a longer text raises `UserError`. `tiers` says where each piece is, "dram"
+    or "storage". `mode` says how the disk is read, as `Reader.mode`. If it is `timed`, the spans of all passes stay in
+    `recorder`. One thread uses it.
+    """
+
+    repeats = True
+
+    def __init__(
+        self,
+        file: DecoderFile,
+        sizes: Architecture,
+        budget: Budget,
+        context: int,
+        policy: str = "pipelined",
+        reader: str | None = None,
+        residency: str | None = None,
+        timed: bool = False,
+    ):
+        self.file, self.sizes, self.budget, self.recorder = file, sizes, budget, Recorder()
+        way = Way(f"{GGUF}{PACKED}", policy=policy, device="cpu")
+        pieces, slots = [layer.nbytes for layer in file.layers], POLICIES[policy].slots
+        rest, experts = {"rest": file.vector_bytes}, least_experts_bytes(file, sizes)
+        budget.check(**rest, experts=experts, slots=least_bytes(pieces, slots))
+        budget.take(**rest)
+        self.tiers = filled(pieces, slots, budget.left_bytes - experts)
+        with ExitStack() as stack:
+            files = stack.enter_context(open_reader(reader, file))
+            plan = Plan(file.layers, self.tiers, way)
+            self.streamer = stack.enter_context(Streamer(plan, files, budget, self.recorder))
+            self.mixtures: Mixtures | None = None
+            if sizes.mixture:
+                self.mixtures = Mixtures(file, sizes, budget, files, self.recorder, residency)
+                stack.callback(self.mixtures.close)
+            self._stack = stack.pop_all()
+        self.mode, self.words = files.mode, sizes.words
+        self.positions: int | None = min(context, sizes.positions)
+        self.cache, self.length, self.timed, self._read = KeysAndValues(sizes, context), 0, timed, 0
+        dense = [GatedFfn(sizes, number, file.vectors) for number in range(sizes.blocks)]
+        self.ffns: Sequence[Ffn] = self.mixtures.ffns if self.mixtures else dense
+        self._token, self._prompt = _Pass(self, 1), _Pass(self, 1)
+
+    @classmethod
+    def open(cls, header: GgufHeader, sizes: Architecture, budget: Budget, context: int, **options: Any) -> Self:
+        """Open a file within a budget, for a text of up to `context` tokens.
+
+        `options` are the other arguments. Raises `UserError` for a reader that this machine cannot run,
+        `BudgetError` for a budget that is too small, and `OSError`.
+        """
+        return cls(DecoderFile.of(header, sizes), sizes, budget, context, **options)
+
+    def prefill(self, tokens: Sequence[int]) -> Float32[np.ndarray, " words"]:
+        """The logits after the last token. Raises `ChangedError` if the file has changed, and `OSError`."""
+        last = self._through_blocks(tokens)
+        if last is not self._token:
+            self._token.vectors.take(last.vectors)
+            self._prompt = self._token  # whose vectors take less memory
+        return self._token.logits()[0]
+
+    def scores(self, tokens: Sequence[int]) -> Float32[np.ndarray, "tokens words"]:
+        """The logits after each token."""
+        at_once = batch_tokens(self.sizes)
+        some = (tokens[first : first + at_once] for first in range(0, len(tokens), at_once))
+        return np.concatenate([self._through_blocks(each).logits() for each in some])
+
+    def step(self, token: int) -> Float32[np.ndarray, " words"]:
+        """The logits after one more token."""
+        return self.prefill([token])
+
+    def cut(self, length: int) -> None:
+        """Keep the first `length` tokens at most."""
+        self.length = min(self.length, length)
+
+    @property
+    def held(self) -> str:
+        """How much of the weights is in memory, in words."""
+        stay, passing = (self.tiers.count(tier) for tier in ("dram", "storage"))
+        counts = f"{stay} pieces of layers in DRAM, {passing} on disk, {len(self.file.head)} of them of the head"
+        experts = f", {self.mixtures.held}" if self.mixtures else ""
+        return f"{counts}{experts} ({self.mode} reads); {self.budget.used_bytes / 1e6:.1f} MB dram held"
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of weights that were read again since the model was opened."""
+        return self._read + self.recorder.moved("read")
+
+    def _through_blocks(self, tokens: Sequence[int]) -> "_Pass":
+        """Compute all blocks for these tokens; the pass of the last ones."""
+        if (end := self.length + len(tokens)) > self.cache.positions:
+            raise UserError(f"{end} tokens: expected {self.cache.positions} at most, the context")
+        at_once = ceil(len(tokens) / ceil(len(tokens) / batch_tokens(self.sizes)))  # of one size: programs serve again
+        for first in range(0, len(tokens), at_once):
+            some = tokens[first : first + at_once]
+            now = self._pass(len(some))
+            now.vectors.begin(self.file.rows(some) * np.float32(self.sizes.embedding_scale), self.length)
+            now.through_blocks()
+            self.length += len(some)
+        if not self.timed:
+            self._read += self.recorder.take_bytes("read")
+        return now
+
+    def _pass(self, tokens: int) -> "_Pass":
+        """The pass of so many tokens. That of one token stays, and of the others the last one."""
+        if tokens == 1:
+            return self._token
+        if self._prompt.vectors.tokens != tokens:
+            self._prompt = _Pass(self, tokens)
+        return self._prompt
+
+    def close(self) -> None:
+        """Wait for the read under way, close the files and release the weights."""
+        del self._token, self._prompt
+        self._stack.close()
+
+    def __exit__(self, *error: object) -> None:
+        """Close it."""
+        self.close()
+
+
+class _Pass:
+    """The work on so many tokens, cut into stretches."""
+
+    def __init__(self, decoder: Decoder, tokens: int):
+        self.decoder, self.vectors = decoder, TokenVectors(decoder.sizes, tokens)
+        numbers, cache = decoder.file.vectors, decoder.cache
+        steps = (
+            step
+            for number, ffn in enumerate(decoder.ffns)
+            for step in block_steps(decoder.sizes, number, numbers, self.vectors, cache, ffn)
+        )
+        self._blocks = [*_stretches(decoder, steps)]
+        self._head, self._parts = list[_Stretch](), dict[str, np.ndarray]()
+
+    def through_blocks(self) -> None:
+        """Compute all blocks."""
+        for stretch in self._blocks:
+            stretch.run()
+
+    def logits(self) -> Float32[np.ndarray, "tokens words"]:
+        """The logits of what the blocks computed."""
+        if not self._head:  # the pass of a prompt does not need it
+            file, tokens = self.decoder.file, self.vectors.tokens
+            self._parts = {name: np.zeros((tokens, words), np.float32) for name, words in file.head.items()}
+            steps = head_steps(file.vectors, self.decoder.sizes, self.vectors, self._parts)
+            self._head = [*_stretches(self.decoder, steps)]
+        for stretch in self._head:
+            stretch.run()
+        return np.concatenate([*self._parts.values()], axis=1)
+
+
+class _Stretch:
+    """Steps that follow each other and whose weights are in memory at once: of pieces that stay, or of one that passes.
+
+    They are a program, which a single call runs; one for each place that the weights lie in.
+    """
+
+    def __init__(self, decoder: Decoder):
+        self.decoder, self.steps, self.pieces, self.nbytes = decoder, list[Step](), list[int](), 0
+        self._programs: dict[int, Program] = {}
+
+    def takes(self, step: Step) -> bool:
+        """Whether a step belongs to it."""
+        if not self.steps:
+            return True
+        tiers, together = self.decoder.tiers, {*self.pieces, *self._pieces_of(step)}
+        at_once = len(together) < 2 or all(tiers[piece] == "dram" for piece in together)
+        return at_once and not _is_called(step) and not _is_called(self.steps[0])
+
+    def add(self, step: Step) -> None:
+        """Add a step."""
+        self.steps.append(step)
+        new = [piece for piece in self._pieces_of(step) if piece not in self.pieces]
+        self.pieces += new
+        self.nbytes += sum(self.decoder.file.layers[piece].nbytes for piece in new)
+
+    def run(self) -> None:
+        """Run its steps. If they multiply, they are one span, of stage `compute`."""
+        decoder, place = self.decoder, 0
+        if self.pieces:
+            weights = decoder.streamer.layer(self.pieces[0])  # one look is enough: of several, all stay
+            place = next(iter(weights.values())).data.ctypes.data  # a piece that passes lies in several places
+        if place not in self._programs:
+            weights = {name: matrix for piece in self.pieces for name, matrix in decoder.streamer.layer(piece).items()}
+            self._programs[place] = Program(stages_of(self.steps, weights))
+        begun_s = decoder.recorder.now_s()
+        self._programs[place].run()
+        if self.pieces:
+            decoder.recorder.record("compute", "pieces", "dram", begun_s, self.nbytes, self.pieces[0])
+
+    def _pieces_of(self, step: Step) -> list[int]:
+        return [self.decoder.file.piece_of[name] for name in step.outs] if isinstance(step, Products) else []
+
+
+def _stretches(decoder: Decoder, steps: Iterable[Step]) -> Iterator[_Stretch]:
+    """The steps, cut where the weights of the next one are not in memory yet, and around functions of Python."""
+    stretch = _Stretch(decoder)
+    for step in steps:
+        if not stretch.takes(step):
+            yield stretch
+            stretch = _Stretch(decoder)
+        stretch.add(step)
+    yield stretch
+
+
+def _is_called(step: Step) -> bool:
+    """Whether Python calls it: it is no part of a program."""
+    return isinstance(step, Task) and not isinstance(step.function, Dispatcher)
+
+
+def overhead(sizes: Architecture, room: TextRoom, compiles: bool) -> Overhead:
+    """The memory that comes beside weights and buffers; `compiles`: no compiled kernels are kept."""
+    batch = min(room.prompt, batch_tokens(sizes))
+    of_block = 1 + len(FFN) + (2 * sizes.mixture.used if sizes.mixture else 0)
+    pieces = of_block * sizes.blocks + sizes.words // max(1, sizes.ffn) + 2
+    return Overhead(
+        opening=OPENING,
+        compiler=COMPILER if compiles else 0,
+        cache=sizes.cache_bytes(room.positions),
+        prompt=batch * sizes.vector_bytes
+        + min(batch, AT_ONCE) * sizes.ffn * FLOAT
+        + 2 * room.positions * sizes.heads * FLOAT,
+        logits=3 * FLOAT * sizes.words,
+        timeline=2 * SPAN * pieces * room.new,
+        code=CODE,
+    )
+
+
+def most_bytes(header: GgufHeader) -> int:
+    """A bound of what weights and buffers of a file can take."""
+    tensors = header.tensors.values()
+    parts = sum(tensor.shape[0] if len(tensor.shape) > 2 else 1 for tensor in tensors)  # experts lie apart
+    return sum(tensor.nbytes for tensor in tensors) + parts * (PROGRAM_BYTES + 2 * BLOCK_BYTES) + 2 * HUGE_PAGE_BYTES
+
+
+def batch_tokens(sizes: Architecture) -> int:
+    """How many tokens of a prompt are computed together."""
+    return max(FEWEST, BATCH_BYTES // sizes.vector_bytes)

@@ -1,0 +1,234 @@
+"""The steps of a decoder block on some vectors: products with matrices, and the tasks between them.
+
+    vectors = TokenVectors(architecture, 5)
+    block_steps(architecture, 0, file.vectors, vectors, cache, ffn)
+
+Products name their matrices only, so that the same steps serve whatever buffer a piece was read into. A task whose
+function is not compiled runs by itself, between programs; it may read what it needs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from toolkit.kernels import blocks
+from toolkit.kernels.engine.parallel import Product, Task, stages
+from toolkit.kernels.single_token import (
+    NO_SINKS,
+    add_and_normalise,
+    add_to,
+    append,
+    attention,
+    gate,
+    normalise,
+    part_pairs,
+    rotate,
+)
+from toolkit.models.gguf_header import LAYERS
+from toolkit.offload.decoder.architecture import FFN_NORM, NORM, Architecture
+from toolkit.offload.decoder.rotary import Rotary
+from toolkit.offload.decoder.weights import FFN, MatrixBlocks
+
+AT_ONCE = 64  # vectors of a product: rounded to 8 bits they fit the second cache
+BITS = {"float32": np.uint32, "bfloat16": np.uint16}
+
+
+@dataclass(frozen=True)
+class Products:
+    """Products with one input [vectors, columns]: of each matrix, by its name in the file, into its [vectors, rows]."""
+
+    x: np.ndarray
+    outs: Mapping[str, np.ndarray]
+
+    def stages(self, weights: Mapping[str, MatrixBlocks]) -> list[list[Task]]:
+        """The products with these weights; a product of many vectors takes some at a time."""
+        found = []
+        for first in range(0, len(self.x), AT_ONCE):
+            some = slice(first, first + AT_ONCE)
+            found += stages([self._product(*weights[name], some, out) for name, out in self.outs.items()])
+        return found
+
+    def _product(self, kind: str, data: np.ndarray, some: slice, out: np.ndarray) -> Product:
+        return blocks.product(kind, data, self.x[some], out[some])
+
+
+Step: TypeAlias = Products | Task
+
+
+def stages_of(steps: Sequence[Step], weights: Mapping[str, MatrixBlocks]) -> list[list[Task]]:
+    """The stages of steps with these weights."""
+    every = (step.stages(weights) if isinstance(step, Products) else [[step]] for step in steps)
+    return [stage for some in every for stage in some]
+
+
+class KeysAndValues:
+    """Keys and values of one text, with room for so many positions.
+
+    Both are the bits of their elements, [blocks, key heads, positions, size]. Pages that hold nothing take no memory.
+    """
+
+    def __init__(self, sizes: Architecture, positions: int):
+        shape = 2, sizes.blocks, sizes.key_heads, positions, sizes.head_size
+        self.keys, self.values = np.zeros(shape, BITS[sizes.dtype])
+        self.positions = positions
+
+
+class TokenVectors:
+    """The vectors of so many tokens that a pass writes to, fp32. All blocks use them in turn.
+
+    `x` [tokens, hidden] is the hidden state between blocks, and `more` the term that the last part of a block adds to
+    it. `up` has room for some tokens at a time. `span` has the position of the first token, and where it attends to
+    (`toolkit.kernels.single_token.attention`).
+    """
+
+    def __init__(self, sizes: Architecture, tokens: int):
+        size, hidden = sizes.head_size, sizes.hidden
+        self.tokens, self.span = tokens, np.zeros(2, np.int64)
+        self.x, self.more, self.given = (np.zeros((tokens, hidden), np.float32) for _ in range(3))
+        self.query, self.attended = (np.zeros((tokens, sizes.heads, size), np.float32) for _ in range(2))
+        self.key, self.value = (np.zeros((tokens, sizes.key_heads, size), np.float32) for _ in range(2))
+        self.gate, self.up = (np.zeros((count, sizes.ffn), np.float32) for count in (tokens, min(tokens, AT_ONCE)))
+        kinds = {id(parameters): parameters for parameters in sizes.ropes}
+        self._rotaries = {kind: Rotary(parameters, size) for kind, parameters in kinds.items()}
+        self._angles = {kind: np.zeros((2, tokens, size), np.float32) for kind in kinds}
+
+    def begin(self, x: np.ndarray, first: int) -> None:
+        """Take the embeddings of tokens, the first of which has this position."""
+        self.x[:], self.more[:] = x, 0
+        self.span[:] = 0, first + 1
+        for kind, rotary in self._rotaries.items():
+            rotary.fill(first, *self._angles[kind])
+
+    def take(self, others: "TokenVectors") -> None:
+        """Take the state of the last of other tokens."""
+        self.x[:], self.more[:] = others.x[-1:], others.more[-1:]
+
+    def angles(self, rope: Mapping) -> np.ndarray:
+        """Cosines and sines [2, tokens, size] of a block with these parameters."""
+        return self._angles[id(rope)]
+
+
+class Ffn(Protocol):
+    """The FFN of a block."""
+
+    def steps(self, vectors: TokenVectors) -> list[Step]:
+        """The steps from `vectors.given` to what the block adds to `vectors.x`, in `vectors.more`."""
+
+
+@dataclass(frozen=True)
+class GatedFfn:
+    """The FFN of a block of three matrices: down(act(gate x) · up x). `numbers` are norms and biases."""
+
+    sizes: Architecture
+    number: int
+    numbers: Mapping[str, np.ndarray]
+
+    def steps(self, vectors: TokenVectors) -> list[Step]:
+        """See `Ffn`."""
+        of, names = vectors, [f"{LAYERS}{self.number}.ffn_{name}" for name in FFN]
+        return gated(self.numbers, names, self.sizes.activation, of.given, of.gate, of.up, of.more)
+
+
+def block_steps(
+    sizes: Architecture,
+    number: int,
+    numbers: Mapping[str, np.ndarray],
+    vectors: TokenVectors,
+    cache: KeysAndValues,
+    ffn: Ffn,
+) -> list[Step]:
+    """The steps of a block; `numbers` are norms and biases by their names in the file."""
+    block, of = f"{LAYERS}{number}.", vectors
+    queries = {f"{block}attn_{name}": out for name, out in (("q", of.query), ("k", of.key), ("v", of.value))}
+    return [
+        _adding(numbers[f"{block}attn_norm.weight"], sizes, of),
+        *projected(numbers, of.given, queries),
+        *_positioned(sizes, number, numbers, of),
+        *_attended(sizes, number, numbers.get(f"{block}attn_sinks.weight", NO_SINKS), of, cache),
+        *projected(numbers, _flat(of.attended), {f"{block}attn_output": of.more}),
+        *_normalised(numbers.get(f"{block}post_attention_norm.weight"), of.more, sizes),
+        _adding(numbers[f"{block}{FFN_NORM}.weight"], sizes, of),
+        *ffn.steps(of),
+        *_normalised(numbers.get(f"{block}post_ffw_norm.weight"), of.more, sizes),
+    ]
+
+
+def gated(
+    numbers: Mapping[str, np.ndarray],
+    names: Sequence[str],
+    activation: str,
+    x: np.ndarray,
+    inner: np.ndarray,
+    up: np.ndarray,
+    out: np.ndarray,
+) -> list[Step]:
+    """down(act(gate x) · up x) into `out`, for linears with the names of gate, up and down.
+
+    As many vectors as `up` has room for go through the second linear at once, so that a prompt takes less memory.
+    """
+    first, second, last = names
+    steps = projected(numbers, x, {first: inner})
+    for begin in range(0, len(x), len(up)):
+        some = slice(begin, begin + len(up))
+        by = up[: len(x[some])]
+        steps += projected(numbers, x[some], {second: by})
+        steps.append(Task(gate(activation), (inner[some].reshape(-1), by.reshape(-1)), by.size, 2 * by.nbytes))
+    return [*steps, *projected(numbers, inner, {last: out})]
+
+
+def head_steps(
+    numbers: Mapping[str, np.ndarray], sizes: Architecture, vectors: TokenVectors, parts: Mapping[str, np.ndarray]
+) -> list[Step]:
+    """The norm before the head, then the products of its parts, by name, into their logits [tokens, words]."""
+    return [_adding(numbers[NORM], sizes, vectors), *(Products(vectors.given, {name: parts[name]}) for name in parts)]
+
+
+def projected(numbers: Mapping[str, np.ndarray], x: np.ndarray, outs: Mapping[str, np.ndarray]) -> list[Step]:
+    """Products with one input, into `outs` by the names of linears, then their biases."""
+    flat = {name: _flat(out) for name, out in outs.items()}
+    biases = [(flat[name], numbers[f"{name}.bias"]) for name in flat if f"{name}.bias" in numbers]
+    products = Products(x, {f"{name}.weight": out for name, out in flat.items()})
+    return [products, *(Task(add_to, arrays) for arrays in biases)]
+
+
+def _positioned(sizes: Architecture, number: int, numbers: Mapping[str, np.ndarray], of: TokenVectors) -> list[Step]:
+    """Norms of queries and keys, then rotary embeddings."""
+    steps: list[Step] = []
+    for name, heads in (("q", of.query), ("k", of.key)):
+        norm = numbers.get(f"{LAYERS}{number}.attn_{name}_norm.weight")
+        size = sizes.head_size if norm is None else norm.size  # of a head, or of all heads of a token
+        steps += _normalised(norm, heads.reshape(-1, size), sizes)
+    for heads in (of.query, of.key):
+        steps += [Task(part_pairs, (heads,))] if sizes.paired else []
+        steps.append(Task(rotate, (heads, *of.angles(sizes.ropes[number]))))
+    return steps
+
+
+def _attended(
+    sizes: Architecture, number: int, sinks: np.ndarray, of: TokenVectors, cache: KeysAndValues
+) -> list[Step]:
+    """Keys and values go into the cache, then all queries attend to it."""
+    keys, values, rows = cache.keys[number], cache.values[number], of.tokens * sizes.key_heads
+    window, scale = sizes.windows[number], np.float32(sizes.scale)
+    given = of.query, keys, values, of.span, window, scale, sinks, of.attended
+    return [
+        Task(append(sizes.dtype), (of.key, of.value, of.span, keys, values)),
+        Task(attention(sizes.dtype), given, rows, rows * 2 * keys[0].nbytes),
+    ]
+
+
+def _adding(weight: np.ndarray, sizes: Architecture, of: TokenVectors) -> Step:
+    """Add `more` to `x` and put the RMSNorm of the sum into `given`."""
+    return Task(add_and_normalise, (of.x, of.more, weight, sizes.epsilon, of.given))
+
+
+def _normalised(weight: np.ndarray | None, rows: np.ndarray, sizes: Architecture) -> list[Step]:
+    """The RMSNorm of each row, in place, if there is one."""
+    return [] if weight is None else [Task(normalise, (rows, weight, sizes.epsilon, rows))]
+
+
+def _flat(vectors: np.ndarray) -> np.ndarray:
+    """A view as one row a vector."""
+    return vectors.reshape(len(vectors), -1)

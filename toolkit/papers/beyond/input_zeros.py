@@ -1,0 +1,74 @@
+"""Zeros in the inputs of all decoder linears, set by magnitude (TEAL: Liu et al., 2024, arXiv 2408.14690).
+
+    quality(EvaluationSettings("smollm2-135m"), InputZeros(0.4))
+
+A column of a weight whose input is zero need not be read. LLM in a flash leaves out neurons of FFNs alone.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor, nn
+
+from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models.cutting import attached
+from toolkit.papers.beyond.sparse_curve import FITTED_ON
+from toolkit.sparsity.calibration import run_decoder
+from toolkit.studies.loaded import loaded, tokens_of
+from toolkit.studies.quality import Alteration, EvaluationSettings
+
+SAMPLE = 100_000  # magnitudes of each linear's inputs that its threshold is found among
+
+
+@dataclass(frozen=True)
+class InputZeros(Alteration):
+    """The smallest inputs of each decoder linear are zero: those below the quantile `share` on calibration text.
+
+    The fact `skipped` is the share of the decoder's weights that meet a zero on the evaluation text.
+    """
+
+    share: float
+    """Share of the inputs, the same for every linear."""
+
+    @contextmanager
+    def change(self, settings: EvaluationSettings) -> Iterator[dict[str, float | str]]:
+        """Raises what `decoder_linears` raises."""
+        model, facts, zeros = loaded(settings.model)[0], {"skipped": float("nan")}, list[tuple[int, float]]()
+
+        def cut(limit: float, weights: int, _: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            kept = args[0].abs() > limit
+            zeros.append((weights, 1 - kept.double().mean().item()))
+            return (args[0] * kept, *args[1:])
+
+        sizes = magnitudes(settings.model, settings.corpus)
+        limits = [float(each[int(self.share * (len(each) - 1))]) for each in sizes]
+        pairs = zip(linears(model), limits, strict=True)
+        with attached(e.register_forward_pre_hook(partial(cut, limit, e.weight.numel())) for e, limit in pairs):
+            yield facts
+        facts["skipped"] = sum(weights * share for weights, share in zeros) / sum(weights for weights, _ in zeros)
+
+
+def linears(model: nn.Module) -> list[nn.Linear]:
+    """The linears of all decoder blocks, in order."""
+    return [linear for block in decoder_blocks(model) for linear in decoder_linears(block).values()]
+
+
+@lru_cache(maxsize=1)
+@torch.no_grad()
+def magnitudes(name: str, corpus: str) -> list[Float32[Tensor, " sample"]]:
+    """Rising magnitudes of each linear's inputs on calibration text, up to `SAMPLE` of them."""
+    model, seen = loaded(name)[0], dict[int, list[Tensor]]()
+
+    def see(number: int, _: nn.Module, args: tuple[Tensor, ...]) -> None:
+        sizes = args[0].abs().float().flatten()
+        seen.setdefault(number, []).append(sizes[:: max(1, sizes.numel() * FITTED_ON.windows // SAMPLE)].clone())
+
+    found = linears(model)
+    with attached(each.register_forward_pre_hook(partial(see, number)) for number, each in enumerate(found)):
+        for window in FITTED_ON.draw(tokens_of(name, corpus, "calibration")):
+            run_decoder(model, window)
+    return [torch.cat(seen[number]).sort().values for number in range(len(found))]

@@ -1,0 +1,128 @@
+"""The facts that a file of the project states: its meaning without comments, and the names that it imports.
+
+Parsing all files of the engine takes two seconds. So the facts of a text are kept, by its SHA-256, in one file of the
+cache; a changed text is parsed anew.
+"""
+
+import ast
+import atexit
+import contextlib
+import hashlib
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+from toolkit import paths
+from toolkit.errors import UserError
+from toolkit.files import make_folder, read_json, write_json
+
+MOST = 3000  # texts that are kept
+DOOR = "toolkit"  # its `__init__` imports a name when it is used
+
+ImportedName = tuple[str, str]  # module, which begins with a dot for each level, and the name
+
+
+class Facts:
+    """The facts of a text of Python.
+
+    `meaning` is a digest without comments and layout. `modules` and `names` are what its imports name anywhere, `door`
+    the names that it uses of `import toolkit`. `reads` is its constant `READS`. `passed_on` are the names that it
+    imports from elsewhere and does not bind again.
+    """
+
+    def __init__(self, record: dict):
+        self.meaning: str = record["meaning"]
+        self.modules: list[str] = record["modules"]
+        self.names: list[ImportedName] = [(module, name) for module, name in record["names"]]
+        self.door: list[str] = record["door"]
+        self.reads: tuple[str, ...] = tuple(record["reads"])
+        self.passed_on: dict[str, ImportedName] = {name: (it[0], it[1]) for name, it in record["passed_on"].items()}
+
+
+def facts(text: str, name: str = "<text>") -> Facts:
+    """The facts of a text of Python; `name` is for error messages. Raises `SyntaxError`."""
+    known, key = _kept(), hashlib.sha256(text.encode()).hexdigest()
+    if key not in known:
+        known[key] = _parsed(ast.parse(text, filename=name))
+        _note()
+    return Facts(known[key])
+
+
+def digest(*texts: str) -> str:
+    """SHA-256 of the texts in their order, as hexadecimal."""
+    return hashlib.sha256("\0\0".join(texts).encode()).hexdigest()
+
+
+def meaning(text: str, suffix: str) -> str:
+    """A digest of what a file of this suffix means, without comments and layout."""
+    if suffix == ".py":
+        return facts(text).meaning
+    if suffix == ".yaml":
+        return digest("\n".join(line for line in text.splitlines() if not re.match(r"\s*(#|$)", line)))
+    return digest(text)
+
+
+@cache
+def _kept() -> dict[str, dict]:
+    """The facts of texts that were parsed before, by this code and this version of Python."""
+    return read_json(_file())
+
+
+@cache
+def _file() -> Path:
+    own = digest(Path(__file__).read_text(encoding="utf-8"), sys.version)
+    return paths.cache_dir() / "sources" / f"facts-{own[:16]}.json"
+
+
+@cache
+def _note() -> None:
+    """Keep what was parsed when the process ends; once a process."""
+    atexit.register(_keep)
+
+
+def _keep() -> None:
+    with contextlib.suppress(UserError):  # a cache that cannot be written
+        make_folder(_file().parent)
+        known = read_json(_file()) | _kept()
+        write_json(_file(), dict(list(known.items())[-MOST:]))
+
+
+def _parsed(tree: ast.Module) -> dict:
+    nodes = [*ast.walk(tree)]
+    aliases = [alias for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    doors = {alias.asname or alias.name for alias in aliases if alias.name == DOOR}
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {
+        "meaning": digest(ast.dump(tree)),
+        "modules": [alias.name for alias in aliases if alias.name != DOOR],
+        "names": [(_module(node), alias.name) for node in froms for alias in node.names],
+        "door": [it.attr for it in attributes if isinstance(it.value, ast.Name) and it.value.id in doors],
+        "reads": _reads(tree),
+        "passed_on": _passed_on(tree),
+    }
+
+
+def _module(node: ast.ImportFrom) -> str:
+    return "." * node.level + (node.module or "")
+
+
+def _reads(tree: ast.Module) -> tuple[str, ...]:
+    """The value of the module's constant `READS`; nothing if it has none."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(isinstance(it, ast.Name) and it.id == "READS" for it in node.targets):
+            return ast.literal_eval(node.value)
+    return ()
+
+
+def _passed_on(tree: ast.Module) -> dict[str, ImportedName]:
+    checked = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    statements = [*tree.body, *(node for block in checked for node in block.body)]
+    imports = [node for node in statements if isinstance(node, ast.ImportFrom)]
+    rest = [statement for statement in tree.body if statement not in (*imports, *checked)]
+    others = [node for statement in rest for node in ast.walk(statement)]
+    bound = {node.id for node in others if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    bound |= {node.name for node in others if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    origins = {alias.asname or alias.name: (_module(node), alias.name) for node in imports for alias in node.names}
+    return {name: origin for name, origin in origins.items() if name not in bound}
