@@ -5,23 +5,12 @@ modules per layer, which takes most of the time that is not spent on weights. Th
 the same cache, has a product for each linear and eight small functions for the rest, and computes in fp32 throughout.
 So its last digits differ from those of transformers, as those of packed products do.
 
-A token is a row of parts, and it is cut where the weights of the next part are not there yet:
+The order of a block is that of `toolkit.offload.block_steps`. Its products and its attention are
 
     Siblings    linears with the same input, such as queries, keys and values
-    Attention   of a block, to the keys and values that its cache holds
-    Task        what runs between them on the same vectors: norms, rotation, gates
-    Stretch     parts whose weights are in memory at once: all layers that stay, or one layer that passes through.
-                They are bound to a `Program`, and a single call runs it.
-
-        layers 0 to 11 stay                              layer 12 passes        layer 13 passes
-        [norm, q k v, rotate, attend, o, ..., down]      [norm, ..., down]      [norm, ..., down, norm, head]
-        a stretch                                        a stretch              a stretch
-
-An MLP that reads what it needs itself, such as neurons or experts, is called between two stretches.
-
-The order of a block's parts stands here and, for GGUF files, in `toolkit.offload.decoder.steps`: there matrices have
-names and the cache stays in its place, here each linear brings its own product and its weights, and a cache moves as it
-grows.
+    Attention   of a block, to the keys and values that its cache holds, which move as the cache grows
+    Stretch     of these and of `Task`s; an MLP that reads what it needs itself, such as neurons or experts, is called
+                between two of them
 """
 
 import ctypes
@@ -29,14 +18,13 @@ import functools
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import Self, TypeAlias
 
 import numpy as np
 import torch
-from numba.core.dispatcher import Dispatcher
 from torch import Tensor, nn
 from transformers import (
     Gemma3ForCausalLM,
@@ -54,17 +42,9 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from toolkit.formats import Packed
 from toolkit.kernels import dense
 from toolkit.kernels.engine.parallel import Product, Program, Task, stages
-from toolkit.kernels.single_token import (
-    NO_SINKS,
-    add_and_normalise,
-    add_to,
-    append,
-    attention,
-    gate,
-    normalise,
-    rotate,
-)
+from toolkit.kernels.single_token import NO_SINKS, add_to, append, attention, gate
 from toolkit.models import decoder_blocks
+from toolkit.offload.block_steps import STAYING, Norm, Norms, adding, block_steps, is_called, stretches
 from toolkit.offload.growing_cache import GROWING
 from toolkit.offload.head import OffloadedHead
 from toolkit.offload.linear import OffloadedLinear
@@ -83,7 +63,6 @@ CLASSES = (
 WINDOWED = (MistralForCausalLM, MixtralForCausalLM)  # their layers do not say so
 GATES = ("silu", "gelu_pytorch_tanh")
 UNSUPPORTED = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")  # Gemma's options
-STAYING = -1  # instead of the number of a layer that passes
 LEAST_BYTES = 1 << 20  # that attention counts as, so that threads share it
 SLOTS = max(policy.slots for policy in POLICIES.values())  # that one layer lies in, pass by pass
 WITHOUT_EFFECT = {"logits_to_keep", "return_dict", "use_cache", "cache_position"}  # for one token, these values or any
@@ -108,9 +87,12 @@ class SingleToken:
             for block, basis in zip(decoder, bases, strict=True)
         ]
         self.logits = torch.empty(model.lm_head.out_features)
-        parts = itertools.chain.from_iterable(block.parts() for block in self.blocks)
-        ending = [_adding(model.model.norm, self.vectors), *_head(model.lm_head, self.vectors.given, self.logits)]
-        self.stretches = [*_stretches([*parts, *ending])]
+        self.x = torch.from_numpy(self.vectors.x)
+        parts = itertools.chain.from_iterable(block_steps(block, self.vectors) for block in self.blocks)
+        ending = [adding(_norm(model.model.norm), self.vectors)]
+        ending += _head(model.lm_head, _flat(self.vectors.given), self.logits)
+        rows = stretches([*parts, *ending], _place_of)
+        self.stretches = [row[0] if is_called(row[0]) else Stretch(row) for row in rows]
         hooks = [
             (module._forward_hooks, module._forward_pre_hooks) for module in model.modules() if module is not model
         ]
@@ -142,12 +124,11 @@ class SingleToken:
 
     def __call__(self, token: Tensor, cache: DynamicCache, position: Tensor | None = None) -> CausalLMOutputWithPast:
         """The logits [1, 1, vocabulary] after `token` [1, 1], in the head's type. The token is added to the cache."""
-        vectors = self.vectors
-        vectors.x.copy_(self.embed(token)[0])
-        vectors.more.zero_()
+        self.x.copy_(self.embed(token)[0])
+        self.vectors.more.fill(0)
         position = torch.tensor([[cache.get_seq_length()]]) if position is None else position
         for basis, kept in self.angles.items():
-            torch.cat(self.rotary(vectors.x, position, *basis), dim=1, out=kept[None])
+            torch.cat(self.rotary(self.x, position, *basis), dim=1, out=kept[None])
         for number, (block, layer) in enumerate(zip(self.blocks, cache.layers, strict=True)):
             if type(layer) in GROWING:
                 layer = cache.layers[number] = GROWING[type(layer)].of(layer)
@@ -250,25 +231,11 @@ class Stretch:
         return Program([*itertools.chain.from_iterable(each)]), sum(weight.nbytes for weight in weights)
 
 
-def _stretches(parts: "Iterable[Part]") -> Iterator[Stretch | Task]:
-    """The stretches of a token; parts that are no compiled functions stand between them."""
-    some: "list[Part]" = []
-    layer = None  # of the weights in `some`: a number that passes, or STAYING
-    for part in parts:
-        needed = layer
-        if isinstance(part, Siblings):
-            needed = STAYING if part.stay else part.linears[0].layer
-        alone = isinstance(part, Task) and not isinstance(part.function, Dispatcher)
-        if some and (alone or (layer is not None and needed != layer)):
-            yield Stretch(some)
-            some, needed = [], None if alone else needed
-        if alone:
-            yield part
-        else:
-            some.append(part)
-        layer = needed
-    if some:
-        yield Stretch(some)
+def _place_of(part: "Part") -> int | None:
+    """Where the weights of a part are, as `stretches` asks."""
+    if not isinstance(part, Siblings):
+        return None
+    return STAYING if part.stay else part.linears[0].layer
 
 
 def _matvec(weight: Packed, x: Tensor, out: Tensor) -> None:
@@ -277,49 +244,37 @@ def _matvec(weight: Packed, x: Tensor, out: Tensor) -> None:
 
 
 class Vectors:
-    """The vectors that a step writes to, fp32. All blocks have the same sizes and use them in turn.
+    """The vectors that a step writes to: `BlockVectors` of one token, and those of a gated FFN.
 
-    `x` is the hidden state between blocks, and `more` is the term that the last part of a block adds to it; both [1,
-    hidden].
+    All blocks have the same sizes and use them in turn. Their memory is torch's, which aligns it for products.
     """
 
     def __init__(self, block: nn.Module, config: PretrainedConfig):
         attention, hidden = block.self_attn, config.hidden_size
-        self.x, self.more = torch.zeros(1, hidden), torch.zeros(1, hidden)
-        self.given, self.head_size = torch.empty(hidden), attention.head_dim
-        self.q, self.attended = torch.empty(2, attention.q_proj.out_features)
-        self.key_value = torch.empty(2, attention.k_proj.out_features)
-        self.k, self.v = self.key_value
-        self.gate, self.up = torch.empty(2, config.intermediate_size)
+        self.head_size = size = attention.head_dim
+        heads, key_heads = (linear.out_features // size for linear in (attention.q_proj, attention.k_proj))
+        self.x, self.more = torch.zeros(1, hidden).numpy(), torch.zeros(1, hidden).numpy()
+        self.given = torch.empty(1, hidden).numpy()
+        self.query, self.attended = torch.empty(2, 1, heads, size).numpy()
+        self.key, self.value = torch.empty(2, 1, key_heads, size).numpy()
+        self.gate, self.up = torch.empty(2, config.intermediate_size).numpy()
         self.act = gate(_activation(config))
 
 
 class BlockStep:
-    """A decoder block: its parts, and the `place` and `span` of its keys and values, which each token sets anew.
+    """A `DecoderBlock`, and the `place` and `span` of its keys and values, which each token sets anew.
 
     `angles`, cosines and sines [2, head size], are of the token's position; `dtype` is that of keys and values.
     """
 
+    paired = False
+
     def __init__(self, block: nn.Module, vectors: Vectors, angles: Tensor, dtype: torch.dtype):
         self.block, self.vectors, self.dtype = block, vectors, dtype
-        self.angles = [each[None].numpy() for each in angles]
+        self.norms, self.angles = _norms(block), [each[None].numpy() for each in angles]
         self.window = getattr(block.self_attn, "sliding_window", None)
         self.place = 0, 0, 0  # addresses of keys and of values, and for how many positions there is room
         self.span = np.zeros(2, np.int64)
-
-    def parts(self) -> "Iterator[Part]":
-        """Adds `more` and the attention to `x`, and leaves in `more` what the MLP would add."""
-        attention, vectors = self.block.self_attn, self.vectors
-        after_attention, before_ffn, after_ffn = _norms(self.block)
-        yield _adding(self.block.input_layernorm, vectors)
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        yield Siblings(projections, vectors.given, (vectors.q, vectors.k, vectors.v))
-        yield from self._attention()
-        yield Siblings([attention.o_proj], vectors.attended, [vectors.more[0]])
-        yield from _after(after_attention, vectors)
-        yield _adding(before_ffn, vectors)
-        yield from self._mlp()
-        yield from _after(after_ffn, vectors)
 
     def serves(self, layer: CacheLayerMixin) -> bool:
         """Whether a layer of a cache holds what the block attends to."""
@@ -328,53 +283,44 @@ class BlockStep:
             known and getattr(layer, "sliding_window", None) == self.window and not getattr(layer, "record_past", False)
         )
 
-    def _attention(self) -> "Iterator[Part]":
-        attention, vectors = self.block.self_attn, self.vectors
-        query, key, value, out = (
-            vector.view(1, -1, attention.head_dim).numpy()
-            for vector in (vectors.q, vectors.k, vectors.v, vectors.attended)
-        )
-        for name, heads in (("q_norm", query), ("k_norm", key)):
-            if norm := getattr(attention, name, None):
-                yield _normalising(norm, heads[0])
-        for heads in (query, key):
-            yield Task(rotate, (heads, *self.angles))
-        yield Attention(self, query, key, value, out, np.float32(attention.scaling))
+    def projected(self, x: np.ndarray, outs: Mapping[str, np.ndarray]) -> "Iterator[Part]":
+        """See `DecoderBlock`."""
+        linears = [getattr(self.block.self_attn, f"{name}_proj") for name in outs]
+        yield Siblings(linears, _flat(x), [*map(_flat, outs.values())])
 
-    def _mlp(self) -> "Iterator[Part]":
-        """The FFN; one whose neurons come from disk, or a mixture, is asked as a whole."""
+    def attention(self) -> "Iterator[Part]":
+        """See `DecoderBlock`."""
+        yield Attention(self, np.float32(self.block.self_attn.scaling))
+
+    def ffn(self) -> "Iterator[Part]":
+        """See `DecoderBlock`. An FFN whose neurons come from disk, or a mixture, is asked as a whole."""
         mlp, vectors = self.block.mlp, self.vectors
+        given, more = _flat(vectors.given), _flat(vectors.more)
         if not _offloaded(mlp, "gate", "up", "down"):
             of_module = functools.partial(_by_module, mlp, self.block.input_layernorm.weight.dtype)
-            yield Task(_into, (getattr(mlp, "product", None) or of_module, vectors.given, vectors.more[0]))
+            yield Task(_into, (getattr(mlp, "product", None) or of_module, given, more))
             return
-        inner, up = vectors.gate.numpy(), vectors.up.numpy()
-        yield Siblings((mlp.gate_proj, mlp.up_proj), vectors.given, (vectors.gate, vectors.up))
+        inner, up = vectors.gate, vectors.up
+        yield Siblings((mlp.gate_proj, mlp.up_proj), given, (_flat(inner), _flat(up)))
         yield Task(vectors.act, (inner, up), inner.size, inner.nbytes + up.nbytes)
-        yield Siblings([mlp.down_proj], vectors.gate, [vectors.more[0]])
+        yield Siblings([mlp.down_proj], _flat(inner), [more])
 
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """The attention of a block: key and value go to its cache, and the query attends to all that is there.
-
-    The vectors are fp32, [1, heads, size].
-    """
+    """The attention of a block: key and value go to its cache, and the query attends to all that is there."""
 
     block: BlockStep
-    query: np.ndarray
-    key: np.ndarray
-    value: np.ndarray
-    out: np.ndarray
     scale: np.float32
 
     def stages(self, weights: Iterator[Packed]) -> list[list[Task]]:
         """Both, at the place that the cache has now; threads share heads, however few positions there are."""
         *addresses, positions = self.block.place
-        span, dtype, (_, heads, size) = self.block.span, self.block.dtype, self.key.shape
+        of, span, dtype = self.block.vectors, self.block.span, self.block.dtype
+        _, heads, size = of.key.shape
         keys, values = (_memory(address, (heads, positions, size), dtype.itemsize) for address in addresses)
-        given = self.query, keys, values, span, 0, self.scale, NO_SINKS, self.out
-        added = Task(append(dtype), (self.key, self.value, span, keys, values))
+        given = of.query, keys, values, span, 0, self.scale, NO_SINKS, of.attended
+        added = Task(append(dtype), (of.key, of.value, span, keys, values))
         return [[added], [Task(attention(dtype), given, heads, max(keys.nbytes, LEAST_BYTES))]]
 
 
@@ -397,13 +343,21 @@ def _head(head: nn.Linear | OffloadedHead, given: Tensor, logits: Tensor) -> "It
         yield Siblings(parts, given, [*itertools.islice(outs, len(parts))])
 
 
-def _norms(block: nn.Module) -> tuple[nn.Module | None, nn.Module, nn.Module | None]:
-    """The norms after attention, before the FFN and after it; only Gemma has the first and the last."""
-    after_attention = block.get_submodule("post_attention_layernorm")
-    if not hasattr(block, "pre_feedforward_layernorm"):
-        return None, after_attention, None
-    before_ffn, after_ffn = (block.get_submodule(f"{name}_feedforward_layernorm") for name in ("pre", "post"))
-    return after_attention, before_ffn, after_ffn
+def _flat(vectors: np.ndarray) -> Tensor:
+    """The same memory as one row."""
+    return torch.from_numpy(vectors.reshape(-1))
+
+
+def _norms(block: nn.Module) -> Norms:
+    """The norms of a block. Only Gemma has some after attention and FFN, and its name of the norm before the FFN."""
+    after_attention, before_ffn, after_ffn = None, block.get_submodule("post_attention_layernorm"), None
+    if hasattr(block, "pre_feedforward_layernorm"):
+        after_attention = before_ffn
+        before_ffn, after_ffn = (block.get_submodule(f"{name}_feedforward_layernorm") for name in ("pre", "post"))
+    attention = block.self_attn
+    of_heads = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+    every = (block.input_layernorm, before_ffn, *of_heads, after_attention, after_ffn)
+    return Norms(*(_norm(norm) if norm else None for norm in every))
 
 
 def _offloaded(module: nn.Module, *names: str) -> bool:
@@ -428,24 +382,8 @@ def _activation(config: PretrainedConfig) -> str:
     return getattr(config, "hidden_activation", None) or config.hidden_act
 
 
-def _after(norm: nn.Module | None, vectors: Vectors) -> list[Task]:
-    """The norm of the added term, if there is one."""
-    return [_normalising(norm, vectors.more.numpy())] if norm else []
-
-
-def _adding(norm: nn.Module, vectors: Vectors) -> Task:
-    """Add `more` to `x` and put the RMSNorm of the sum into `given`."""
-    x, more, given = vectors.x.numpy(), vectors.more.numpy(), vectors.given[None].numpy()
-    return Task(add_and_normalise, (x, more, *_settings(norm), given))
-
-
-def _normalising(norm: nn.Module, rows: np.ndarray) -> Task:
-    """The RMSNorm of each row, in place."""
-    return Task(normalise, (rows, *_settings(norm), rows))
-
-
-def _settings(norm: nn.Module) -> tuple[np.ndarray, float]:
+def _norm(norm: nn.Module) -> Norm:
     """Factors and ε. Gemma stores by how much a factor differs from 1."""
     if isinstance(norm, Gemma3RMSNorm):
-        return (1 + norm.weight.float()).numpy(), float(norm.eps)
-    return norm.weight.float().numpy(), float(norm.variance_epsilon)
+        return Norm((1 + norm.weight.float()).numpy(), float(norm.eps))
+    return Norm(norm.weight.float().numpy(), float(norm.variance_epsilon))

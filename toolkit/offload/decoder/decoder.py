@@ -8,30 +8,30 @@ Pieces that stay in memory and follow each other are one program, which a single
 earlier ones compute, as `toolkit.offload.streamer` does it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from math import ceil
 from typing import Any, Self
 
 import numpy as np
 from jaxtyping import Float32
-from numba.core.dispatcher import Dispatcher
 
 from toolkit.errors import UserError
-from toolkit.kernels.engine.parallel import Program, Task
+from toolkit.kernels.engine.parallel import Program
 from toolkit.models.gguf_header import GgufHeader
+from toolkit.offload.block_steps import STAYING, block_steps, stretches
 from toolkit.offload.budget import Budget
 from toolkit.offload.decoder.architecture import Architecture
 from toolkit.offload.decoder.experts import PROGRAM_BYTES, Mixtures, least_experts_bytes
 from toolkit.offload.decoder.steps import (
     AT_ONCE,
     Ffn,
+    FileBlock,
     GatedFfn,
     KeysAndValues,
     Products,
     Step,
     TokenVectors,
-    block_steps,
     head_steps,
     stages_of,
 )
@@ -185,9 +185,9 @@ class _Pass:
         steps = (
             step
             for number, ffn in enumerate(decoder.ffns)
-            for step in block_steps(decoder.sizes, number, numbers, self.vectors, cache, ffn)
+            for step in block_steps(FileBlock(decoder.sizes, number, numbers, self.vectors, cache, ffn), self.vectors)
         )
-        self._blocks = [*_stretches(decoder, steps)]
+        self._blocks = _stretches(decoder, steps)
         self._head, self._parts = list[_Stretch](), dict[str, np.ndarray]()
 
     def through_blocks(self) -> None:
@@ -201,36 +201,21 @@ class _Pass:
             file, tokens = self.decoder.file, self.vectors.tokens
             self._parts = {name: np.zeros((tokens, words), np.float32) for name, words in file.head.items()}
             steps = head_steps(file.vectors, self.decoder.sizes, self.vectors, self._parts)
-            self._head = [*_stretches(self.decoder, steps)]
+            self._head = _stretches(self.decoder, steps)
         for stretch in self._head:
             stretch.run()
         return np.concatenate([*self._parts.values()], axis=1)
 
 
 class _Stretch:
-    """Steps that follow each other and whose weights are in memory at once: of pieces that stay, or of one that passes.
+    """A stretch of steps: of pieces that stay, or of one that passes; a program for each place that weights lie in."""
 
-    They are a program, which a single call runs; one for each place that the weights lie in.
-    """
-
-    def __init__(self, decoder: Decoder):
-        self.decoder, self.steps, self.pieces, self.nbytes = decoder, list[Step](), list[int](), 0
+    def __init__(self, decoder: Decoder, steps: Sequence[Step]):
+        self.decoder, self.steps = decoder, steps
+        layers, products = decoder.file.layers, [step for step in steps if isinstance(step, Products)]
+        self.pieces = [*dict.fromkeys(decoder.file.piece_of[name] for step in products for name in step.outs)]
+        self.nbytes = sum(layers[piece].nbytes for piece in self.pieces)
         self._programs: dict[int, Program] = {}
-
-    def takes(self, step: Step) -> bool:
-        """Whether a step belongs to it."""
-        if not self.steps:
-            return True
-        tiers, together = self.decoder.tiers, {*self.pieces, *self._pieces_of(step)}
-        at_once = len(together) < 2 or all(tiers[piece] == "dram" for piece in together)
-        return at_once and not _is_called(step) and not _is_called(self.steps[0])
-
-    def add(self, step: Step) -> None:
-        """Add a step."""
-        self.steps.append(step)
-        new = [piece for piece in self._pieces_of(step) if piece not in self.pieces]
-        self.pieces += new
-        self.nbytes += sum(self.decoder.file.layers[piece].nbytes for piece in new)
 
     def run(self) -> None:
         """Run its steps. If they multiply, they are one span, of stage `compute`."""
@@ -246,24 +231,15 @@ class _Stretch:
         if self.pieces:
             decoder.recorder.record("compute", "pieces", "dram", begun_s, self.nbytes, self.pieces[0])
 
-    def _pieces_of(self, step: Step) -> list[int]:
-        return [self.decoder.file.piece_of[name] for name in step.outs] if isinstance(step, Products) else []
 
+def _stretches(decoder: Decoder, steps: Iterable[Step]) -> list[_Stretch]:
+    def place_of(step: Step) -> int | None:
+        if not isinstance(step, Products):
+            return None
+        piece = decoder.file.piece_of[next(iter(step.outs))]  # all its matrices are of one piece
+        return STAYING if decoder.tiers[piece] == "dram" else piece
 
-def _stretches(decoder: Decoder, steps: Iterable[Step]) -> Iterator[_Stretch]:
-    """The steps, cut where the weights of the next one are not in memory yet, and around functions of Python."""
-    stretch = _Stretch(decoder)
-    for step in steps:
-        if not stretch.takes(step):
-            yield stretch
-            stretch = _Stretch(decoder)
-        stretch.add(step)
-    yield stretch
-
-
-def _is_called(step: Step) -> bool:
-    """Whether Python calls it: it is no part of a program."""
-    return isinstance(step, Task) and not isinstance(step.function, Dispatcher)
+    return [_Stretch(decoder, some) for some in stretches(steps, place_of)]
 
 
 def overhead(sizes: Architecture, room: TextRoom, compiles: bool) -> Overhead:

@@ -1,10 +1,9 @@
-"""The steps of a decoder block on some vectors: products with matrices, and the tasks between them.
+"""The block of a GGUF file as steps on the vectors of some tokens: products with its matrices, and the tasks between.
 
     vectors = TokenVectors(architecture, 5)
-    block_steps(architecture, 0, file.vectors, vectors, cache, ffn)
+    block_steps(FileBlock(architecture, 0, file.vectors, vectors, cache, ffn), vectors)
 
-Products name their matrices only, so that the same steps serve whatever buffer a piece was read into. A task whose
-function is not compiled runs by itself, between programs; it may read what it needs.
+Products name their matrices only, so that the same steps serve whatever buffer a piece was read into.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,18 +14,9 @@ import numpy as np
 
 from toolkit.kernels import blocks
 from toolkit.kernels.engine.parallel import Product, Task, stages
-from toolkit.kernels.single_token import (
-    NO_SINKS,
-    add_and_normalise,
-    add_to,
-    append,
-    attention,
-    gate,
-    normalise,
-    part_pairs,
-    rotate,
-)
+from toolkit.kernels.single_token import NO_SINKS, add_to, append, attention, gate
 from toolkit.models.gguf_header import LAYERS
+from toolkit.offload.block_steps import Norm, Norms, adding
 from toolkit.offload.decoder.architecture import FFN_NORM, NORM, Architecture
 from toolkit.offload.decoder.rotary import Rotary
 from toolkit.offload.decoder.weights import FFN, MatrixBlocks
@@ -131,28 +121,67 @@ class GatedFfn:
         return gated(self.numbers, names, self.sizes.activation, of.given, of.gate, of.up, of.more)
 
 
-def block_steps(
-    sizes: Architecture,
-    number: int,
-    numbers: Mapping[str, np.ndarray],
-    vectors: TokenVectors,
-    cache: KeysAndValues,
-    ffn: Ffn,
-) -> list[Step]:
-    """The steps of a block; `numbers` are norms and biases by their names in the file."""
-    block, of = f"{LAYERS}{number}.", vectors
-    queries = {f"{block}attn_{name}": out for name, out in (("q", of.query), ("k", of.key), ("v", of.value))}
-    return [
-        _adding(numbers[f"{block}attn_norm.weight"], sizes, of),
-        *projected(numbers, of.given, queries),
-        *_positioned(sizes, number, numbers, of),
-        *_attended(sizes, number, numbers.get(f"{block}attn_sinks.weight", NO_SINKS), of, cache),
-        *projected(numbers, _flat(of.attended), {f"{block}attn_output": of.more}),
-        *_normalised(numbers.get(f"{block}post_attention_norm.weight"), of.more, sizes),
-        _adding(numbers[f"{block}{FFN_NORM}.weight"], sizes, of),
-        *ffn.steps(of),
-        *_normalised(numbers.get(f"{block}post_ffw_norm.weight"), of.more, sizes),
-    ]
+@dataclass(frozen=True)
+class FileBlock:
+    """A `toolkit.offload.block_steps.DecoderBlock`; `numbers` are norms and biases by their names in the file."""
+
+    sizes: Architecture
+    number: int
+    numbers: Mapping[str, np.ndarray]
+    vectors: TokenVectors
+    cache: KeysAndValues
+    of_ffn: Ffn
+
+    @property
+    def norms(self) -> Norms:
+        """All of them."""
+        return Norms(
+            attention=self._norm("attn_norm"),
+            ffn=self._norm(FFN_NORM),
+            query=self._norm("attn_q_norm"),
+            key=self._norm("attn_k_norm"),
+            after_attention=self._norm("post_attention_norm"),
+            after_ffn=self._norm("post_ffw_norm"),
+        )
+
+    @property
+    def angles(self) -> np.ndarray:
+        """Cosines and sines [2, tokens, size]."""
+        return self.vectors.angles(self.sizes.ropes[self.number])
+
+    @property
+    def paired(self) -> bool:
+        """Whether elements that rotate together are neighbours."""
+        return self.sizes.paired
+
+    def projected(self, x: np.ndarray, outs: Mapping[str, np.ndarray]) -> "list[Step]":
+        """See `DecoderBlock`."""
+        names = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"}
+        named = {f"{LAYERS}{self.number}.{names[name]}": out for name, out in outs.items()}
+        return projected(self.numbers, _flat(x), named)
+
+    def attention(self) -> "list[Step]":
+        """See `DecoderBlock`."""
+        of, sizes = self.vectors, self.sizes
+        keys, values = self.cache.keys[self.number], self.cache.values[self.number]
+        rows, sinks = of.tokens * sizes.key_heads, self._number("attn_sinks")
+        window, scale = sizes.windows[self.number], np.float32(sizes.scale)
+        given = of.query, keys, values, of.span, window, scale, NO_SINKS if sinks is None else sinks, of.attended
+        return [
+            Task(append(sizes.dtype), (of.key, of.value, of.span, keys, values)),
+            Task(attention(sizes.dtype), given, rows, rows * 2 * keys[0].nbytes),
+        ]
+
+    def ffn(self) -> "list[Step]":
+        """See `DecoderBlock`."""
+        return self.of_ffn.steps(self.vectors)
+
+    def _norm(self, name: str) -> Norm | None:
+        weight = self._number(name)
+        return None if weight is None else Norm(weight, self.sizes.epsilon)
+
+    def _number(self, name: str) -> np.ndarray | None:
+        return self.numbers.get(f"{LAYERS}{self.number}.{name}.weight")
 
 
 def gated(
@@ -182,7 +211,8 @@ def head_steps(
     numbers: Mapping[str, np.ndarray], sizes: Architecture, vectors: TokenVectors, parts: Mapping[str, np.ndarray]
 ) -> list[Step]:
     """The norm before the head, then the products of its parts, by name, into their logits [tokens, words]."""
-    return [_adding(numbers[NORM], sizes, vectors), *(Products(vectors.given, {name: parts[name]}) for name in parts)]
+    norm = Norm(numbers[NORM], sizes.epsilon)
+    return [adding(norm, vectors), *(Products(vectors.given, {name: parts[name]}) for name in parts)]
 
 
 def projected(numbers: Mapping[str, np.ndarray], x: np.ndarray, outs: Mapping[str, np.ndarray]) -> list[Step]:
@@ -191,42 +221,6 @@ def projected(numbers: Mapping[str, np.ndarray], x: np.ndarray, outs: Mapping[st
     biases = [(flat[name], numbers[f"{name}.bias"]) for name in flat if f"{name}.bias" in numbers]
     products = Products(x, {f"{name}.weight": out for name, out in flat.items()})
     return [products, *(Task(add_to, arrays) for arrays in biases)]
-
-
-def _positioned(sizes: Architecture, number: int, numbers: Mapping[str, np.ndarray], of: TokenVectors) -> list[Step]:
-    """Norms of queries and keys, then rotary embeddings."""
-    steps: list[Step] = []
-    for name, heads in (("q", of.query), ("k", of.key)):
-        norm = numbers.get(f"{LAYERS}{number}.attn_{name}_norm.weight")
-        size = sizes.head_size if norm is None else norm.size  # of a head, or of all heads of a token
-        steps += _normalised(norm, heads.reshape(-1, size), sizes)
-    for heads in (of.query, of.key):
-        steps += [Task(part_pairs, (heads,))] if sizes.paired else []
-        steps.append(Task(rotate, (heads, *of.angles(sizes.ropes[number]))))
-    return steps
-
-
-def _attended(
-    sizes: Architecture, number: int, sinks: np.ndarray, of: TokenVectors, cache: KeysAndValues
-) -> list[Step]:
-    """Keys and values go into the cache, then all queries attend to it."""
-    keys, values, rows = cache.keys[number], cache.values[number], of.tokens * sizes.key_heads
-    window, scale = sizes.windows[number], np.float32(sizes.scale)
-    given = of.query, keys, values, of.span, window, scale, sinks, of.attended
-    return [
-        Task(append(sizes.dtype), (of.key, of.value, of.span, keys, values)),
-        Task(attention(sizes.dtype), given, rows, rows * 2 * keys[0].nbytes),
-    ]
-
-
-def _adding(weight: np.ndarray, sizes: Architecture, of: TokenVectors) -> Step:
-    """Add `more` to `x` and put the RMSNorm of the sum into `given`."""
-    return Task(add_and_normalise, (of.x, of.more, weight, sizes.epsilon, of.given))
-
-
-def _normalised(weight: np.ndarray | None, rows: np.ndarray, sizes: Architecture) -> list[Step]:
-    """The RMSNorm of each row, in place, if there is one."""
-    return [] if weight is None else [Task(normalise, (rows, weight, sizes.epsilon, rows))]
 
 
 def _flat(vectors: np.ndarray) -> np.ndarray:
