@@ -11,8 +11,8 @@ from toolkit.errors import UserError
 from toolkit.models import decoder_blocks
 from toolkit.models.loading import load_model, open_model
 from toolkit.models.on_demand import is_on_demand, present
+from toolkit.models.streams import run_in_step
 from toolkit.quality import perplexity
-from toolkit.sparsity.calibration import run_in_step
 
 IDS = (torch.arange(40) * 7 % WORDS).view(2, 20)
 # tied, transposed matrices, heads with biases, several streams, experts, tensors in a form of their own

@@ -29,7 +29,7 @@ from toolkit.quantization.expert_bits import bits_by_usage
 from toolkit.quantization.smoothquant import fold, smoothing_factors
 from toolkit.quantization.spqr import SpQR
 from toolkit.sparsity import Calibration, Magnitudes
-from toolkit.sparsity.calibration import head_gram
+from toolkit.sparsity.grams import head_gram
 from toolkit.sparsity.layerwise import Pruning, change_blocks
 from toolkit.sparsity.recording import record_routing
 from toolkit.sparsity.statistics import save_usage, usage_of

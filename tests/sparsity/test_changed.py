@@ -14,7 +14,7 @@ from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.quantization.rtn import RoundToNearest
 from toolkit.quantization.spqr import SpQR
 from toolkit.sparsity import METHODS, Calibration, LayerStatistics, calibration, changed, load_changed, load_pruned
-from toolkit.sparsity.calibration import walk
+from toolkit.sparsity.grams import walk
 from toolkit.sparsity.layerwise import Pruning, change_blocks
 from toolkit.sparsity.sparsegpt import SparseGPT
 

@@ -14,7 +14,7 @@ from tests.sparsity.conftest import FAMILIES, POSITIONS, VOCABULARY
 from toolkit.errors import UserError
 from toolkit.quality import begun
 from toolkit.sparsity import prune
-from toolkit.sparsity.calibration import head_gram, walk
+from toolkit.sparsity.grams import head_gram, walk
 
 LENGTH = 16
 

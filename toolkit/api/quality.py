@@ -68,7 +68,7 @@ def perplexity(
 def in_step(model: "nn.Module | OffloadedModel") -> Callable[[Sequence[Callable]], list] | None:
     """Runs calls of a model that is read from disk, all through one block before the next; None for another model."""
     from toolkit.models.on_demand import is_on_demand
-    from toolkit.sparsity.calibration import run_in_step
+    from toolkit.models.streams import run_in_step
 
     if _is_offloaded(model):
         return partial(run_in_step, model.model, title="evaluating")

@@ -309,8 +309,8 @@ def _quality(options: Namespace, tokenizer) -> str:
     from toolkit.models import fast_dtype
     from toolkit.models.cutting import thresholds_of
     from toolkit.models.loading import open_model
+    from toolkit.models.streams import run_in_step
     from toolkit.quality import load_tokens
-    from toolkit.sparsity.calibration import run_in_step
 
     print(f"{options.out}: evaluating (--no-evaluate leaves this out)", file=sys.stderr)
     try:

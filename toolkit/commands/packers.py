@@ -259,7 +259,7 @@ def _head(options: Namespace, model, tokenizer) -> tuple[Callable | None, list]:
     from toolkit.formats.scaled import Scaled
     from toolkit.formats.spqr import fastest
     from toolkit.quantization.spqr import SpQR
-    from toolkit.sparsity.calibration import gram_of_head, head_stream
+    from toolkit.sparsity.grams import gram_of_head, head_stream
 
     if options.head == "whole":
         return None, []

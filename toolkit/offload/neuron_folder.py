@@ -16,12 +16,13 @@ from toolkit.models.activation import activation_name
 from toolkit.models.cutting import attached, hook_threshold, thresholds_of
 from toolkit.models.ffn import FFN, ffn_of
 from toolkit.models.on_demand import present
+from toolkit.models.streams import Stream, inference, open_stream
 from toolkit.offload.by_neuron import PREDICTORS, USAGE
 from toolkit.predictors import STORED, Predictor, Samples, save_predictors, with_limits
 from toolkit.predictors.files import parts_of, predictor_of
 from toolkit.predictors.low_rank import RANK, LowRank
 from toolkit.sparsity import Magnitudes
-from toolkit.sparsity.calibration import Calibration, Stream, checked_windows, cut_windows, inference, open_stream
+from toolkit.sparsity.calibration import Calibration, checked_windows, cut_windows
 from toolkit.sparsity.layerwise import Matrix
 from toolkit.sparsity.statistics import save_usage
 from toolkit.sparsity.thresholds import bins_of

@@ -53,7 +53,7 @@ def evaluate_tasks(
         limit: only the first so many items of each task; all if None.
         batch_size: sequences a forward pass.
         run: gives the results of calls, each of which runs the model on a batch; `run_in_step` of
-            `toolkit.sparsity.calibration` runs a block of a model that is larger than memory for all of them. None runs
+            `toolkit.models.streams` runs a block of a model that is larger than memory for all of them. None runs
             one call after the other.
 
     Returns one row for each task and metric with columns `task`, `metric` ("acc": by summed log-likelihood; "acc_norm",

@@ -99,7 +99,7 @@ def perplexity(
             tokens, but for models whose texts all begin with one (`toolkit.quality.begun`).
         windows: only the first so many; all if None.
         run: gives the results of calls, each of which runs the model on a window; `run_in_step` of
-            `toolkit.sparsity.calibration` runs a block of a model that is larger than memory for all of them.
+            `toolkit.models.streams` runs a block of a model that is larger than memory for all of them.
 
     Raises `UserError` if tokens are no row of integers, there are fewer of them than the windows need, one is outside
     the model's vocabulary, or the sequence is longer than the model's positions.

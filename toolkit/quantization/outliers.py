@@ -13,8 +13,9 @@ from toolkit.kernels import csr
 from toolkit.models import decoder_blocks, decoder_linears, fast_dtype, load_model
 from toolkit.progress import progress
 from toolkit.quantization.spqr import Quantised, SpQR
-from toolkit.sparsity.calibration import Calibration, checked_windows, walk
+from toolkit.sparsity.calibration import Calibration, checked_windows
 from toolkit.sparsity.changed import ChangedModel, weights_sha256
+from toolkit.sparsity.grams import walk
 
 if TYPE_CHECKING:
     import pandas as pd

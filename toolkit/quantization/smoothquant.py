@@ -23,8 +23,9 @@ from toolkit.cache import kept_folder
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.cutting import attached
+from toolkit.models.streams import open_stream, run_decoder
 from toolkit.progress import progress
-from toolkit.sparsity.calibration import DEFAULT, Calibration, checked_windows, open_stream, run_decoder
+from toolkit.sparsity.calibration import DEFAULT, Calibration, checked_windows
 from toolkit.sparsity.changed import load_pruned, weights_sha256
 from toolkit.sparsity.layerwise import Changing, WeightChange
 from toolkit.sparsity.treatment import joined, part_of

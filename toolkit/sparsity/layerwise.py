@@ -12,18 +12,11 @@ from torch import Tensor, nn
 from toolkit.errors import UserError, unknown
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.plain import plain
+from toolkit.models.streams import Stream, inference, open_stream
 from toolkit.pattern import Pattern, resolve
 from toolkit.progress import progress
-from toolkit.sparsity.calibration import (
-    Stream,
-    check_finite,
-    check_finite_block,
-    checked_windows,
-    inference,
-    open_stream,
-    statistics_of,
-    walk,
-)
+from toolkit.sparsity.calibration import check_finite, check_finite_block, checked_windows
+from toolkit.sparsity.grams import statistics_of, walk
 from toolkit.sparsity.methods import METHODS, PruningMethod
 from toolkit.sparsity.treatment import Treatment
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from toolkit.models.cutting import attached
 from toolkit.models.experts import Experts, block_experts, mixtures_by_layer, seen_routing
 from toolkit.models.ffn import decoder_ffns
+from toolkit.models.streams import open_stream
 from toolkit.progress import progress
-from toolkit.sparsity.calibration import checked_windows, cut_windows, open_stream
+from toolkit.sparsity.calibration import checked_windows, cut_windows
 from toolkit.sparsity.layerwise import Matrix
 from toolkit.sparsity.thresholds import run_decoder, thresholded, watched
 from toolkit.sparsity.trace import Trace, pack

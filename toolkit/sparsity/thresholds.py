@@ -25,8 +25,9 @@ from toolkit.errors import UserError, unknown
 from toolkit.models.activation import activation, activation_name, replaced
 from toolkit.models.cutting import attached
 from toolkit.models.ffn import decoder_ffns
+from toolkit.models.streams import run_decoder
 from toolkit.progress import progress
-from toolkit.sparsity.calibration import checked_windows, cut_windows, run_decoder
+from toolkit.sparsity.calibration import checked_windows, cut_windows
 
 DROPPED_BITS = 16  # of fp32's: magnitudes are told apart as bf16 tells them, which makes 32768 bins
 BINS = 1 << (31 - DROPPED_BITS)

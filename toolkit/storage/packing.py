@@ -24,8 +24,8 @@ from toolkit.models.head import HEAD, head_parts, linears_by_layer, rows_of_part
 from toolkit.models.on_demand import Rows, block_prefixes, holding, is_on_demand, present, rows_of, tensor_of
 from toolkit.models.plain import plain
 from toolkit.models.skeleton import check_head_alone, check_reopens
+from toolkit.models.streams import Stream, inference
 from toolkit.progress import progress
-from toolkit.sparsity.calibration import Stream, inference
 from toolkit.sparsity.changed import ChangedModel
 from toolkit.sparsity.layerwise import Matrix
 from toolkit.sparsity.treatment import Treatment, joined, part_of

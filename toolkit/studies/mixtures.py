@@ -23,8 +23,10 @@ from toolkit.measure.llama_cpp import PACKAGE, VERSION
 from toolkit.measure.llama_cpp_quantiser import GgufMatrix
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.gguf_header import LAYERS
+from toolkit.models.streams import inference
 from toolkit.progress import progress
-from toolkit.sparsity.calibration import checked_windows, inference, walk
+from toolkit.sparsity.calibration import checked_windows
+from toolkit.sparsity.grams import walk
 
 # mixtures of types by the names of `llama-quantize`, and the type that most matrices get
 MIXTURES = {

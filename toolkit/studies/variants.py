@@ -13,8 +13,8 @@ import pandas as pd
 from toolkit import sources
 from toolkit.errors import UserError, unknown
 from toolkit.sparsity import METHODS, Calibration
-from toolkit.sparsity.calibration import head_gram
 from toolkit.sparsity.changed import DENSE, change_loaded, is_followed, made_by, settings_of
+from toolkit.sparsity.grams import head_gram
 from toolkit.sparsity.layerwise import Pruning
 from toolkit.studies import mixtures
 from toolkit.studies.forms import (

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.cutting import attached
+from toolkit.models.streams import run_decoder
 from toolkit.papers.beyond.sparse_curve import FITTED_ON
-from toolkit.sparsity.calibration import run_decoder
 from toolkit.studies.loaded import loaded, tokens_of
 from toolkit.studies.quality import Alteration, EvaluationSettings
 
