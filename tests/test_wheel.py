@@ -25,7 +25,7 @@ from toolkit.evidence.reference import reference_dir
 from toolkit.evidence.schema import check_parameters
 from toolkit.machines.hardware import profile
 from toolkit.machines.provenance import provenance
-from toolkit.models.loading import MODELS, parts_of
+from toolkit.models.named import MODELS, parts_of
 
 for notebook in notebooks().values():
     check_parameters(notebook, notebook.preset("quick") | {"seed": 5})

@@ -5,9 +5,10 @@ import torch
 
 from toolkit import paths
 from toolkit.errors import UserError
-from toolkit.models import load_model, upcycled
+from toolkit.models import load_model
 from toolkit.models.adapters import merge
 from toolkit.models.experts import decoder_experts
+from toolkit.models.named import EXPERTS
 from toolkit.quality import load_tokens
 from toolkit.sparsity import thresholds_of
 from toolkit.sparsity.thresholds import run_decoder, watched
@@ -43,7 +44,7 @@ UPCYCLED = "smollm2-135m-moe-upcycled"
 
 @torch.no_grad()
 def test_the_upcycled_model_is_a_mixtral_with_other_perplexities():
-    folder_of(UPCYCLED, upcycled.FILE, "quality.csv")
+    folder_of(UPCYCLED, EXPERTS, "quality.csv")
     model, tokenizer = load_model(UPCYCLED)
     assert type(model).__name__ == "MixtralForCausalLM"
     assert {experts.gate.form for experts in decoder_experts(model)} == {"renormalised"}

@@ -127,7 +127,7 @@ def _begin(options: Namespace, model, layout):
     Raises `UserError` if memory or disk are too small.
     """
     from toolkit.commands.pack_memory import check_needs
-    from toolkit.models.loading import fingerprint
+    from toolkit.models.named import fingerprint
     from toolkit.models.on_demand import is_on_demand
     from toolkit.storage.unfinished import Unfinished, folder_of
 
@@ -243,7 +243,7 @@ def _compared(place: Path, folder: Path, model, tokenizer) -> list[str]:
 def _second_reading(name: str) -> list[str]:
     """Whether another reader of a user's GGUF file finds the same model in it; nothing for a model of another kind."""
     from toolkit import hub
-    from toolkit.models.loading import MODELS, gguf_file
+    from toolkit.models.named import MODELS, gguf_file
 
     if name in MODELS or (file := gguf_file(name)) is None:
         return []

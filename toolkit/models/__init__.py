@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from toolkit.models.blocks import decoder_blocks, decoder_linears
-    from toolkit.models.loading import MODELS, Model, check_model, fast_dtype, load_model
+    from toolkit.models.dtype import fast_dtype
+    from toolkit.models.loading import check_model, load_model
+    from toolkit.models.named import MODELS, Model
     from toolkit.models.shapes import SHAPES, random_pruned
 
 __all__ = [
@@ -24,7 +26,9 @@ __all__ = [
 ]
 _MODULES = {
     "blocks": ("decoder_blocks", "decoder_linears"),
-    "loading": ("MODELS", "Model", "check_model", "fast_dtype", "load_model"),
+    "dtype": ("fast_dtype",),
+    "loading": ("check_model", "load_model"),
+    "named": ("MODELS", "Model"),
     "shapes": ("SHAPES", "random_pruned"),
 }
 

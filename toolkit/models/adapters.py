@@ -24,7 +24,6 @@ from toolkit.models.blocks import decoder_blocks, decoder_linears
 from toolkit.models.cutting import ENTRY
 from toolkit.records import line
 
-FILE = "adapters.safetensors"  # in the folder of a sparse model
 KIND = "adapters of a sparse model"
 BASE = "base_sha256"
 THRESHOLDS = "thresholds"

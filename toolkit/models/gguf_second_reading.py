@@ -19,9 +19,10 @@ from toolkit import sources
 from toolkit.cache import cached
 from toolkit.models.gguf import parameters
 from toolkit.models.gguf_config import FAMILIES, HARMLESS, NEUTRAL, config_of
+from toolkit.models.gguf_folder import PLANNER
 from toolkit.models.gguf_header import GgufHeader, read_header
 from toolkit.models.gguf_tensors import LONG, ROTARY, SHORT
-from toolkit.models.loading import PLANNER, gguf_sha256
+from toolkit.models.named import gguf_sha256
 from toolkit.models.skeleton import outline
 from toolkit.records import line
 

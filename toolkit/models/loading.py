@@ -1,11 +1,8 @@
-"""Named models: embedded ones, GGUF files, local folders and the Hugging Face hub."""
+"""Models with their weights, by name: embedded ones, GGUF files, local folders and the Hugging Face hub."""
 
 import contextlib
 import copy
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -14,40 +11,26 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from toolkit import downloads, hub, memory_limits, paths, sources
-from toolkit.cache import cached, kept
+from toolkit import downloads, hub, memory_limits
 from toolkit.errors import UserError
-from toolkit.files import check_memory, check_space, file_sha256, path_of
+from toolkit.files import path_of
 from toolkit.models import adapters, skeleton, upcycled
 from toolkit.models.blocks import cast_parameters, kept_in_float32
 from toolkit.models.cutting import cut_for_good
+from toolkit.models.gguf_folder import check_gguf, dequantised, described, is_read_here
+from toolkit.models.named import EXPERTS, MODELS, gguf_file, gguf_sha256, parts_of
 from toolkit.models.on_demand import TensorSource, first_outputs, is_on_demand, on_demand, shares_tensors
 from toolkit.models.plain import plain
 from toolkit.models.safetensors_source import SafetensorsSource
 from toolkit.models.weight_map import INDEX, stored_shapes, weight_map
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 
 LOCAL = {"local_files_only": True}  # options of `from_pretrained`
 ADAPTER, SINGLE = "adapter_config.json", "model.safetensors"  # names of files
-SHARD = "1GB"  # so that several threads hash a large model
-PLANNER = ("toolkit.models.shape_of", "toolkit.models.architectures")  # the sizes of a header; weights need none
 ROUNDING = 0.05  # of the logits' standard deviation
-CLEARLY = 0.8  # of float32's time: bfloat16 is chosen for no less, so that the choice stays
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model that needs no hub."""
-
-    gguf: str
-    """The file that it is made of, a key of `toolkit.downloads.DOWNLOADS`."""
-    weights: int
-    """How many weights that file has."""
-    parts: str | None = None
-    """A folder under `data/models/` whose file makes this model of the dense one; None for a dense model."""
 
 
 def load_model(
@@ -113,9 +96,9 @@ def open_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     tensors. Arguments and errors are those of `load_model`.
     """
     file = gguf_file(name)
-    if parts_of(name) or (file is not None and not _is_read_here(file)):
+    if parts_of(name) or (file is not None and not is_read_here(file)):
         return _load_whole(name, dtype)
-    place, options = _place(name) if file is None else (_described(name, file), LOCAL)
+    place, options = _place(name) if file is None else (described(name, file), LOCAL)
     config = _decoder_config(name, place, options)
     if file is None and (getattr(config, "quantization_config", None) or _stored_file(place, ADAPTER, options)):
         return _load_whole(name, dtype)
@@ -267,27 +250,16 @@ def check_model(name: str) -> None:
     if name in MODELS:
         return
     if (file := gguf_file(name)) is not None:
-        _check_gguf(name, file)
+        check_gguf(name, file)
         return
     _decoder_config(name, *_place(name))
-
-
-def fingerprint(name: str) -> str:
-    """A text that changes with a model's weights: the SHA-256 of a GGUF file, or sizes and times of a folder's files.
-
-    An id on the hub stands for itself.
-    """
-    if (file := gguf_file(name)) is not None:
-        return gguf_sha256(file)
-    files = sorted(Path(name).glob("*.safetensors")) if Path(name).is_dir() else ()
-    return " ".join(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files) or name
 
 
 def read_config(name: str):
     """The configuration of a model, as `load_model` reads it, with the same `UserError`s."""
     file = gguf_file(name)
-    if file is not None and not parts_of(name) and _is_read_here(file):
-        return _config(name, _described(name, file), LOCAL)
+    if file is not None and not parts_of(name) and is_read_here(file):
+        return _config(name, described(name, file), LOCAL)
     return _config(name, *_place(name))
 
 
@@ -300,63 +272,9 @@ def _config(name: str, place: str, options: dict):
         return AutoConfig.from_pretrained(place, **hub.NO_CODE, **options)
 
 
-def gguf_file(name: str) -> Path | None:
-    """The GGUF file that a name stands for, downloaded if it is an embedded model's; None for a folder or a hub id."""
-    if name in MODELS:
-        return downloads.fetch(MODELS[name].gguf)
-    path = path_of(name)
-    return path if path.suffix == ".gguf" or path.is_file() else None
-
-
-@cache
-def fast_dtype() -> torch.dtype:
-    """The faster of bfloat16 and float32 for a model's arithmetic on text; on a CPU they are timed, once a machine.
-
-    An instruction for bfloat16 is not enough: it halves the time of a product on Zen 5 and doubles it on Sapphire
-    Rapids without AMX. The choice is kept: other work could change it, and results differ in their last digits.
-    """
-    if torch.cuda.is_available():
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if native else torch.float32
-    seconds = _product_seconds().set_index("dtype")["seconds"]
-    return torch.bfloat16 if seconds["bfloat16"] < CLEARLY * seconds["float32"] else torch.float32
-
-
-def _this_machine() -> dict[str, object]:
-    from toolkit.kernels.engine.tuning import machine
-
-    return {"machine": list(machine())}
-
-
-@kept("measured", key=_this_machine)
-def _product_seconds() -> "pd.DataFrame":
-    """`seconds` of a product by `dtype`."""
-    import pandas as pd
-
-    from toolkit.kernels.engine.tuning import measure
-
-    seconds = measure({name: _product(getattr(torch, name)) for name in ("bfloat16", "float32")})
-    return pd.DataFrame({"dtype": list(seconds), "seconds": list(seconds.values())})
-
-
-def _product(dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-    """A product of the size that a small model's FFN has for half a window of text."""
-    x, weight = torch.ones(512, 576, dtype=dtype), torch.ones(1536, 576, dtype=dtype)
-    return lambda: nn.functional.linear(x, weight)
-
-
-def parts_of(name: str) -> Path | None:
-    """The file that makes a named model of its dense one; None for any other model."""
-    folder = MODELS[name].parts if name in MODELS else None
-    if folder is None:
-        return None
-    place = paths.root() / "data" / "models" / folder
-    return next(file for kind in (adapters.FILE, upcycled.FILE) if (file := place / kind).exists())
-
-
 def _made(model: nn.Module, file: Path, dtype: torch.dtype) -> nn.Module:
     """The model that a file makes of a dense one."""
-    if file.name == upcycled.FILE:
+    if file.name == EXPERTS:
         return upcycled.mixtral_from(model, file, dtype)
     adapters.merge(model, file)
     return model
@@ -367,11 +285,10 @@ def _place(name: str) -> tuple[str, dict]:
     path_of(name)
     if name in MODELS:
         source = MODELS[name].gguf
-        make = partial(_dequantise, name, lambda: downloads.fetch(source))
-        return _dequantised(downloads.DOWNLOADS[source].sha256, make), LOCAL
+        return dequantised(name, downloads.DOWNLOADS[source].sha256, lambda: downloads.fetch(source)), LOCAL
     if (file := gguf_file(name)) is not None:
-        _check_gguf(name, file)
-        return _dequantised(gguf_sha256(file), partial(_dequantise, name, lambda: file)), LOCAL
+        check_gguf(name, file)
+        return dequantised(name, gguf_sha256(file), lambda: file), LOCAL
     if Path(name).is_dir():
         return name, LOCAL
     return name, _hub_options(name)
@@ -402,94 +319,3 @@ def _offline_models() -> str:
         f"{reach}available offline: {', '.join(sorted(MODELS))}, any local model folder or GGUF file, and what the "
         "hub's cache holds"
     )
-
-
-def _check_gguf(name: str, file: Path) -> None:
-    """Raise `UserError` for a file that is no whole GGUF file, or that `toolkit.models.gguf.check` refuses."""
-    from toolkit.models.gguf import check
-    from toolkit.models.gguf_header import read_header
-
-    header = read_header(file)
-    with _reading_gguf(name):
-        check(header)
-
-
-@contextlib.contextmanager
-def _reading_gguf(name: str) -> Iterator[None]:
-    """Silence libraries. Errors become a `UserError` that says nothing of the hub."""
-    try:
-        with hub.lean("hqq"), hub.quiet():
-            yield
-    except Exception as error:  # whatever fails in a foreign file
-        raise UserError(f"cannot load model {name!r}: {hub.reason(error)}") from error
-
-
-def _dequantised(sha256: str, make: Callable[[Path], None]) -> str:
-    """The folder of a GGUF file, or of all pieces of one, that was dequantised once."""
-    code = sources.dependencies("toolkit.models.gguf", without=PLANNER)
-    return str(cached("models", {"gguf_sha256": sha256}, code, make))
-
-
-def gguf_sha256(file: Path) -> str:
-    """The SHA-256 of a file, or of each of its pieces."""
-    from toolkit.models.gguf_header import read_header
-
-    return " ".join(map(file_sha256, read_header(file).files))
-
-
-def _is_read_here(file: Path) -> bool:
-    """Whether the toolkit's own reader takes a GGUF file."""
-    from toolkit.models.gguf_config import FAMILIES
-    from toolkit.models.gguf_header import read_header
-
-    return read_header(file).architecture in FAMILIES
-
-
-def _described(name: str, file: Path) -> str:
-    """A folder with the configuration and the tokenizer of a GGUF file, in the layout of Hugging Face."""
-    from toolkit.models.gguf import plan
-    from toolkit.models.gguf_header import read_header
-    from toolkit.models.gguf_tokenizer import read_tokenizer
-
-    def describe(folder: Path) -> None:
-        with _reading_gguf(name):
-            header = read_header(file)
-            model, _ = plan(header, getattr(torch, header.dtype))
-            tokenizer = read_tokenizer(header)
-        model.config.architectures = [type(model).__name__]
-        with hub.quiet():
-            for part in (model.config, model.generation_config, tokenizer):
-                part.save_pretrained(folder)
-
-    _check_gguf(name, file)
-    code = sources.dependencies("toolkit.models.gguf", without=PLANNER)
-    return str(cached("descriptions", {"gguf_sha256": gguf_sha256(file)}, code, describe))
-
-
-def _dequantise(name: str, file: Callable[[], Path], folder: Path) -> None:
-    from toolkit.models.gguf import read
-    from toolkit.models.gguf_header import read_header
-
-    header = read_header(file())
-    dtype = getattr(torch, header.dtype)
-    nbytes = header.weights * dtype.itemsize
-    check_space(folder, nbytes)
-    check_memory(nbytes, f"{name}, dequantised,")
-    if dtype == torch.bfloat16:
-        print(f"dequantising {name}, once: {nbytes / 1e9:.1f} GB, about a minute", file=sys.stderr, flush=True)
-    with _reading_gguf(name):
-        model, tokenizer = read(header, dtype)
-    with hub.quiet():
-        model.save_pretrained(folder, max_shard_size=SHARD)
-        tokenizer.save_pretrained(folder)
-
-
-WEIGHTS = {
-    "smollm2-135m": 134_515_008,
-    "gemma3-270m": 268_098_176,
-    "qwen2.5-coder-0.5b": 630_167_424,
-    "qwen2.5-coder-1.5b": 1_777_088_000,
-}
-PARTS = ("smollm2-135m-sparse90", "smollm2-135m-moe-upcycled")  # each with the recipe.py that made it
-MODELS = {name: Model(name, weights) for name, weights in WEIGHTS.items()}
-MODELS |= {name: Model("smollm2-135m", WEIGHTS["smollm2-135m"], name) for name in PARTS}

@@ -8,7 +8,7 @@ A GGUF file is hashed whole. A folder's shards may have hundreds of gigabytes: t
 import hashlib
 from pathlib import Path
 
-from toolkit.models.loading import gguf_file, gguf_sha256
+from toolkit.models.named import gguf_file, gguf_sha256
 
 LENGTH = 8  # bytes of the length of a safetensors header
 

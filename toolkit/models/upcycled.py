@@ -21,7 +21,6 @@ from toolkit.models.adapters import load_parts, save_parts
 from toolkit.models.ffn import decoder_ffns
 from toolkit.models.skeleton import empty_model
 
-FILE = "experts.safetensors"  # in the folder of an upcycled model
 KIND = "experts of an upcycled model"
 PER_TOKEN = "per_token"
 TAKEN_OVER = (  # entries of a Llama's config that a Mixtral's has too

@@ -43,7 +43,7 @@ from toolkit.measure.processes import (
 )
 from toolkit.models import MODELS
 from toolkit.models.gguf_header import read_header
-from toolkit.models.loading import gguf_file, parts_of
+from toolkit.models.named import gguf_file, parts_of
 from toolkit.planner.choices import PROMPT
 from toolkit.planner.plan import Recommendation, plan
 from toolkit.planner.prices import Quality, price_of

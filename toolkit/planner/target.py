@@ -15,7 +15,8 @@ from toolkit.files import path_of
 from toolkit.models import MODELS, skeleton
 from toolkit.models.architectures import ARCHITECTURES, ModelShape
 from toolkit.models.cutting import ENTRY
-from toolkit.models.loading import gguf_file, parts_of, read_config
+from toolkit.models.loading import read_config
+from toolkit.models.named import ADAPTERS, gguf_file, parts_of
 from toolkit.models.shape_of import shape_of
 from toolkit.models.weight_map import stored_shapes
 from toolkit.offload.variant import check_not_packed
@@ -89,7 +90,6 @@ def open_target(text: str) -> Target:
 
 def _registered(name: str) -> Target:
     """The shape is that of the GGUF file, changed by the file that makes another model of it."""
-    from toolkit.models.adapters import FILE as ADAPTERS
     from toolkit.models.gguf_header import read_header
     from toolkit.models.gguf_shape import gguf_shape
 

@@ -10,13 +10,13 @@ from toolkit import downloads
 from toolkit.cache import kept
 from toolkit.files import file_sha256
 from toolkit.models import MODELS
-from toolkit.models.loading import gguf_file, parts_of
+from toolkit.models.named import gguf_file, parts_of
 from toolkit.papers.beyond.sparse_curve import Zeros
 from toolkit.papers.corm.expert_quality import ExpertVariant
 from toolkit.papers.corm.routing import RoutedModel
 from toolkit.planner.ways import SPARSITIES, WITH_HEAD, ZEROS
+from toolkit.sparsity.changed import LOADING
 from toolkit.studies.forms import HEAD_TOO
-from toolkit.studies.loaded import LOADING
 from toolkit.studies.quality import AS_IS, Alteration, EvaluationSettings, compared
 from toolkit.studies.variants import ModelVariant
 

@@ -26,7 +26,7 @@ from toolkit.models.cutting import attached
 from toolkit.models.streams import open_stream, run_decoder
 from toolkit.progress import progress
 from toolkit.sparsity.calibration import DEFAULT, Calibration, checked_windows
-from toolkit.sparsity.changed import load_pruned, weights_sha256
+from toolkit.sparsity.changed import LOADING, load_pruned, weights_sha256
 from toolkit.sparsity.layerwise import Changing, WeightChange
 from toolkit.sparsity.treatment import joined, part_of
 
@@ -75,7 +75,7 @@ def load_smoothed(
 
 @kept_folder(
     "smoothed",
-    without=("toolkit.sparsity.methods", "toolkit.models.loading"),
+    without=("toolkit.sparsity.methods", *LOADING),
     key=lambda model, tokenizer: {"model": weights_sha256(model), "tokenizer": type(tokenizer).__name__},
 )
 def _keep_factors(folder: Path, model: nn.Module, tokenizer: object, alpha: float, calibration: Calibration) -> None:

@@ -19,6 +19,8 @@ from toolkit.sparsity.calibration import DEFAULT, Calibration
 from toolkit.sparsity.layerwise import Block, LayerStatistics, Matrix, Pruning, WeightChange, change_blocks
 
 DENSE = "dense"
+# left out of what a result depends on, since its key has the weights
+LOADING = tuple(f"toolkit.models.{name}" for name in ("loading", "named", "dtype"))
 MATRICES, STATISTICS = "matrices.safetensors", "statistics.json"
 
 
@@ -156,7 +158,7 @@ def made_by(module: str, method: object | None, without: Iterable[str] = ()) -> 
     The modules of other methods are left out, and those that load the model, whose weights belong to the key.
     """
     own = [part.__module__ for part in _parts(method)]
-    return sources.dependencies(module, *own, without=("toolkit.sparsity.methods", "toolkit.models.loading", *without))
+    return sources.dependencies(module, *own, without=("toolkit.sparsity.methods", *LOADING, *without))
 
 
 def settings_of(method: object | None) -> dict[str, object]:

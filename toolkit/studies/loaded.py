@@ -10,7 +10,6 @@ from toolkit.models.cutting import thresholds_of
 from toolkit.quality import load_tokens
 from toolkit.sparsity.changed import weights_sha256
 
-LOADING = ("toolkit.models.loading",)  # left out of what a result depends on, since its key has the weights
 AT_ONCE = 2  # models in memory: several notebooks set two beside each other
 
 

@@ -27,7 +27,8 @@ from toolkit.predictors import (
     with_limits,
 )
 from toolkit.predictors.states import find_parents, load_parents, save_parents
-from toolkit.studies.loaded import LOADING, loaded, weights_key
+from toolkit.sparsity.changed import LOADING
+from toolkit.studies.loaded import loaded, weights_key
 from toolkit.studies.quality import Alteration, EvaluationSettings, accuracy, paired, quality
 from toolkit.studies.thresholded import ThresholdedModel, few_samples, samples, thresholds
 

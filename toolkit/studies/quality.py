@@ -19,7 +19,8 @@ from toolkit import sources
 from toolkit.cache import kept
 from toolkit.quality import evaluate_tasks, paired_difference, perplexity
 from toolkit.quality.likelihood import Perplexity
-from toolkit.studies.loaded import LOADING, loaded, tokens_of, weights_key
+from toolkit.sparsity.changed import LOADING
+from toolkit.studies.loaded import loaded, tokens_of, weights_key
 
 PERPLEXITY, WINDOW_NLL, LOG_DIFFERENCE = "perplexity", "window nll", "difference of log-perplexity"
 TASK_METRICS = {"acc": "", "acc_norm": ", by length"}

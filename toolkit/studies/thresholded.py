@@ -13,7 +13,8 @@ from toolkit.cache import kept, kept_folder
 from toolkit.models.ffn import decoder_ffns
 from toolkit.predictors import Samples
 from toolkit.sparsity import Magnitudes, Trace, record, thresholds_of
-from toolkit.studies.loaded import LOADING, loaded, tokens_of, weights_key
+from toolkit.sparsity.changed import LOADING
+from toolkit.studies.loaded import loaded, tokens_of, weights_key
 from toolkit.studies.quality import EvaluationSettings
 
 SAMPLED_WINDOWS = 2  # on which limits are chosen (of calibration text) and predictions are counted (of evaluation text)

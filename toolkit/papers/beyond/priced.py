@@ -25,7 +25,7 @@ from toolkit.interchange.reading import load_tokenizer
 from toolkit.measure.llama_cpp import PACKAGE, VERSION
 from toolkit.models import load_model
 from toolkit.models.gguf_header import read_header
-from toolkit.models.loading import gguf_file
+from toolkit.models.named import gguf_file
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.variant import variant_to_run
 from toolkit.papers.beyond.requantised import requantise

@@ -35,11 +35,12 @@ from toolkit.offload.options import WINDOW, Demand
 from toolkit.papers.corm.cost_model import ON_DEMAND
 from toolkit.residency.replay import COUNTS, replay_experts
 from toolkit.residency.two_level import TwoLevel
+from toolkit.sparsity.changed import LOADING
 from toolkit.storage.buffers import buffer_bytes
 from toolkit.storage.experts import RandomExperts, WholeExperts
 from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
-from toolkit.studies.loaded import LOADING, loaded, tokens_of
+from toolkit.studies.loaded import loaded, tokens_of
 
 EXACT = replace(ON_DEMAND, exact=True)
 RACED = {  # what each does beside reading experts when they are needed

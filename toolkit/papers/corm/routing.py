@@ -15,10 +15,11 @@ from toolkit.predictors import Samples
 from toolkit.predictors.next_layer import expert_samples, gate_limits
 from toolkit.residency.policies import RESIDENCIES, residency_of
 from toolkit.residency.replay import replay, units_of
+from toolkit.sparsity.changed import LOADING
 from toolkit.sparsity.recording import record_routing
 from toolkit.sparsity.route_traces import load_route_trace
 from toolkit.sparsity.trace import Trace
-from toolkit.studies.loaded import LOADING, loaded, tokens_of, weights_key
+from toolkit.studies.loaded import loaded, tokens_of, weights_key
 from toolkit.studies.quality import EvaluationSettings
 
 # the last equals LRU within one layer

@@ -11,9 +11,10 @@ from toolkit.cache import kept_folder
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.neuron_folder import neurons_needed
 from toolkit.offload.options import Demand
+from toolkit.sparsity.changed import LOADING
 from toolkit.storage.neuron_packing import Neurons
 from toolkit.storage.packing import pack_model
-from toolkit.studies.loaded import LOADING, loaded, tokens_of, weights_key
+from toolkit.studies.loaded import loaded, tokens_of, weights_key
 from toolkit.studies.predictors import PredictorVariant, predictors
 from toolkit.studies.thresholded import ThresholdedModel, samples, thresholds
 
