@@ -85,9 +85,10 @@ def test_drafts_that_cannot_serve_are_refused(tmp_path, small_pages):
     larger = replace(case, fields=dict(case.fields) | {"vocab_size": 256})
     write(larger.model(), larger, other := tmp_path / "other.gguf")
     (model, draft), room = (ModelFile.of(each) for each in (file, other)), TextRoom(4, 8)
-    with pytest.raises(UserError, match="256 words, the model 128"), DraftedFile(model, draft, None).open(MUCH, room):
+    different = DraftedFile.beside(model, draft, None)
+    with pytest.raises(UserError, match="256 words, the model 128"), different.open(MUCH, room):
         pass
-    both = DraftedFile(model, model, None)
+    both = DraftedFile.beside(model, model, None)
     with pytest.raises(UserError, match="pieces do not fit into 0 MB for weights"), both.open(250_000, room):
         pass
     alone, together = model.overhead(room, True), both.overhead(room, True)

@@ -89,6 +89,7 @@ def open(
 def _opened_file(file: "ModelFile", memory: int | None, dram: int | None, context: int, begun: int) -> "OpenedFile":
     """A file open within limits; `begun` bytes of the process do not count."""
     from toolkit.kernels.engine import compiled
+    from toolkit.offload.budget import Budget
     from toolkit.offload.decoder.opened_file import OpenedFile
     from toolkit.offload.overhead import RESIDENT_SHARE, ProcessLimit, TextRoom
 
@@ -96,9 +97,8 @@ def _opened_file(file: "ModelFile", memory: int | None, dram: int | None, contex
     room = TextRoom(context)
     coming = file.overhead(room, not compiled.ran_before(file.kernels(room)))
     if memory is None:
-        return OpenedFile(
-            file, file.open(int(RESIDENT_SHARE * memory_limits.free_bytes()) if dram is None else dram, room)
-        )
+        given = int(RESIDENT_SHARE * memory_limits.free_bytes()) if dram is None else dram
+        return OpenedFile(file, file.within(Budget("DRAM", given), room))
     limit = ProcessLimit.now(memory, coming, begun)
     with limit.explained():
-        return OpenedFile(file, file.open(limit.budget(dram), room))
+        return OpenedFile(file, file.within(Budget("DRAM", limit.budget(dram)), room))

@@ -45,11 +45,10 @@ def perplexity(
     Raises `UserError` for too little text, for a sequence that is longer than the model's positions, and for memory
     that is too small.
     """
-    from torch import Tensor
+    from torch import Tensor, from_numpy
 
+    from toolkit import quality
     from toolkit.offload.decoder.opened_file import OpenedFile
-    from toolkit.quality import load_tokens
-    from toolkit.quality import perplexity as perplexity_of
 
     if isinstance(model, str | Path):
         with _opened(Path(model), sequence_length, memory) as (place, tokenizer):
@@ -58,11 +57,15 @@ def perplexity(
         raise UserError(f"memory={memory}: the model is open already; give its place, or its limit to open")
     if text is None:
         raise UserError("a model in memory needs text: pass its tokenizer, or token ids")
-    tokens = text if isinstance(text, Tensor) else load_tokens(corpus, text, "evaluation")
+    tokens = text if isinstance(text, Tensor) else quality.load_tokens(corpus, text, "evaluation")
     if isinstance(model, OpenedFile):
-        return perplexity_of(_as_module(model), tokens, sequence_length, windows)
+        from toolkit.models.gguf_config import config_of
+
+        scores = lambda window: from_numpy(model.scores(window.tolist()))  # noqa: E731
+        return quality.perplexity_of(scores, config_of(model.file.header), tokens, sequence_length, windows)
     settings = {} if (run := in_step(model)) is None else {"run": run}
-    return perplexity_of(model.model if _is_offloaded(model) else model, tokens, sequence_length, windows, **settings)
+    whole = model.model if _is_offloaded(model) else model
+    return quality.perplexity(whole, tokens, sequence_length, windows, **settings)
 
 
 def in_step(model: "nn.Module | OffloadedModel") -> Callable[[Sequence[Callable]], list] | None:
@@ -73,30 +76,6 @@ def in_step(model: "nn.Module | OffloadedModel") -> Callable[[Sequence[Callable]
     if _is_offloaded(model):
         return partial(run_in_step, model.model, title="evaluating")
     return partial(run_in_step, model, title="evaluating") if is_on_demand(model) else None
-
-
-def _as_module(opened: "OpenedFile") -> "nn.Module":
-    """An opened file as a model of transformers, as far as windows of a text need one."""
-    from types import SimpleNamespace
-
-    import torch
-    from torch import nn
-
-    from toolkit.models.gguf_config import config_of
-
-    class Windows(nn.Module):
-        """Logits [1, tokens, words] of ids [1, tokens]."""
-
-        def __init__(self):
-            super().__init__()
-            self.config = config_of(opened.file.header)
-            self.place = nn.Parameter(torch.empty(0), requires_grad=False)  # says which device it is on
-
-        def forward(self, ids, use_cache=False):
-            """See the class."""
-            return SimpleNamespace(logits=torch.from_numpy(opened.scores(ids[0].tolist()))[None])
-
-    return Windows()
 
 
 def _is_offloaded(model: object) -> bool:

@@ -134,7 +134,7 @@ def _file(options: Namespace, timed: bool) -> ModelSource | None:
     if file is None or options.draft is None:
         return file
     draft = ModelFile.of(options.draft) if options.draft.is_file() else None
-    return draft and DraftedFile(file, draft, options.draft_tokens)
+    return draft and DraftedFile.beside(file, draft, options.draft_tokens)
 
 
 def _folder(options: Namespace, kind: str, stack: ExitStack) -> Folder:

@@ -2,7 +2,7 @@
 
 from toolkit.quality.corpora import CORPORA, SPLITS, Article, check_corpus, load_articles, load_tokens
 from toolkit.quality.harness import HUB_TASKS, evaluate_tasks
-from toolkit.quality.likelihood import Perplexity, begun, paired_difference, perplexity, token_ids
+from toolkit.quality.likelihood import Perplexity, begun, paired_difference, perplexity, perplexity_of, token_ids
 from toolkit.quality.local_tasks import LOCAL_TASKS
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "load_tokens",
     "paired_difference",
     "perplexity",
+    "perplexity_of",
     "token_ids",
 ]

@@ -81,7 +81,6 @@ def in_turn(passes: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
     return results
 
 
-@torch.inference_mode()
 def perplexity(
     model: nn.Module,
     tokens: Tensor,
@@ -104,8 +103,28 @@ def perplexity(
     Raises `UserError` if tokens are no row of integers, there are fewer of them than the windows need, one is outside
     the model's vocabulary, or the sequence is longer than the model's positions.
     """
-    tokens = token_ids(tokens)
-    text_config = model.config.get_text_config()
+    training = model.training
+    model.eval()
+    try:
+        return perplexity_of(partial(_logits, model), model.config, tokens, sequence_length, windows, run)
+    finally:
+        model.train(training)
+
+
+@torch.inference_mode()
+def perplexity_of(
+    scores: Callable[[Int64[Tensor, " tokens"]], Float[Tensor, "tokens words"]],
+    config,
+    tokens: Tensor,
+    sequence_length: int = 1024,
+    windows: int | None = None,
+    run: Callable[[Sequence[Callable[[], Tensor]]], list[Tensor]] = in_turn,
+) -> Perplexity:
+    """The same of any function that gives the logits after each token of a window.
+
+    `config` is the configuration of its model, as transformers has it. The rest is as in `perplexity`.
+    """
+    tokens, text_config = token_ids(tokens), config.get_text_config()
     available = len(tokens) // sequence_length if sequence_length > 1 else 0
     positions = getattr(text_config, "max_position_embeddings", None)
     if sequence_length < 2:
@@ -118,19 +137,17 @@ def perplexity(
         raise UserError(f"windows {windows} is outside 1 … {available}, what {len(tokens)} tokens fill")
     check_vocabulary(tokens, text_config.vocab_size)
     batch = begun(text_config, tokens[: (windows or available) * sequence_length].view(-1, sequence_length))
-    training = model.training
-    model.eval()
-    try:
-        window_nll = run([partial(_mean_nll, model, window) for window in batch])
-    finally:
-        model.train(training)
+    window_nll = run([partial(_mean_nll, scores, window) for window in batch])
     return Perplexity.of(torch.stack(window_nll), sequence_length)
 
 
-def _mean_nll(model: nn.Module, window: Int64[Tensor, " length"]) -> Float[Tensor, ""]:
-    window = window.to(next(model.parameters()).device)
-    logits = model(window[None], use_cache=False).logits[0, :-1]
-    chunks = zip(logits.split(LOGITS_AT_ONCE), window[1:].split(LOGITS_AT_ONCE), strict=True)
+def _logits(model: nn.Module, window: Int64[Tensor, " tokens"]) -> Float[Tensor, "tokens words"]:
+    return model(window[None].to(next(model.parameters()).device), use_cache=False).logits[0]
+
+
+def _mean_nll(scores: Callable[[Tensor], Tensor], window: Int64[Tensor, " length"]) -> Float[Tensor, ""]:
+    logits = scores(window)[:-1]
+    chunks = zip(logits.split(LOGITS_AT_ONCE), window[1:].to(logits.device).split(LOGITS_AT_ONCE), strict=True)
     total = sum(functional.cross_entropy(part.float(), target, reduction="sum").double() for part, target in chunks)
     return (total / (len(window) - 1)).cpu()
 

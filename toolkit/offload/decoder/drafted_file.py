@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
-from typing import Any
+from typing import Self
 
 from toolkit.errors import UserError
 from toolkit.offload.budget import Budget
@@ -28,42 +27,31 @@ class DraftedDecoder(Drafted):
 
 
 @dataclass(frozen=True)
-class DraftedFile:
-    """See `toolkit.commands.opening.ModelSource`. `fixed` is how many tokens are drafted a pass, as in `Drafted`."""
+class DraftedFile(ModelFile):
+    """A file beside the one that drafts for it. `fixed` is how many tokens are drafted a pass, as in `Drafted`."""
 
-    file: ModelFile
     draft: ModelFile
     fixed: int | None
 
-    @property
-    def tokenizer(self) -> Any:
-        """The model's."""
-        return self.file.tokenizer
-
-    @property
-    def words(self) -> int:
-        """The size of the vocabulary."""
-        return self.file.words
-
-    @property
-    def positions(self) -> int:
-        """How many tokens the model knows positions for."""
-        return self.file.positions
+    @classmethod
+    def beside(cls, file: ModelFile, draft: ModelFile, fixed: int | None) -> Self:
+        """The same file with a draft."""
+        return cls(**vars(file), draft=draft, fixed=fixed)
 
     @property
     def most_bytes(self) -> int:
         """A bound of what weights and buffers of both can take."""
-        return self.file.most_bytes + self.draft.most_bytes
+        return super().most_bytes + self.draft.most_bytes
 
     def kernels(self, room: TextRoom) -> str:
         """A name for the compiled functions that a text of this room needs."""
-        return f"{self.file.kernels(room)}-{self.draft.kernels(room)}-drafted"
+        return f"{super().kernels(room)}-{self.draft.kernels(room)}-drafted"
 
     def overhead(self, room: TextRoom, compiles: bool) -> Overhead:
         """The memory beside weights and buffers: libraries once, all else of both, and the logits of checks."""
-        both, draft = self.file.overhead(room, compiles), self.draft.overhead(room, False)
+        both, draft = super().overhead(room, compiles), self.draft.overhead(room, False)
         sums = {name: getattr(both, name) + getattr(draft, name) for name in ("cache", "prompt", "logits", "timeline")}
-        sums["prompt"] += (MOST_DRAFTED + 1) * self.file.sizes.vector_bytes
+        sums["prompt"] += (MOST_DRAFTED + 1) * self.sizes.vector_bytes
         sums["logits"] += 2 * (MOST_DRAFTED + 1) * FLOAT * self.words
         return replace(both, **sums)
 
@@ -81,13 +69,5 @@ class DraftedFile:
                     f"--draft {self.draft.header.file}: {passing} of its pieces do not fit into "
                     f"{dram_bytes / 1e6:.0f} MB for weights: expected memory for all of it; give more, or leave it out"
                 )
-            with self.file.within(budget, room) as model:
+            with self.within(budget, room) as model:
                 yield DraftedDecoder(model, draft, self.fixed)
-
-    def text_model(self, model: DraftedDecoder) -> DraftedDecoder:
-        """The opened model as a `TextModel`, which it is."""
-        return model
-
-    def settings_of(self, model: DraftedDecoder) -> tuple[SimpleNamespace]:
-        """The setting that names the token that ends a text."""
-        return self.file.settings_of(model.decoder)

@@ -1,5 +1,6 @@
 """A GGUF file that the decoder without torch runs: what is known before its weights are read, and how it is opened."""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from toolkit.offload.budget import Budget
 from toolkit.offload.decoder.architecture import Architecture, architecture_of
 from toolkit.offload.decoder.decoder import Decoder, most_bytes, overhead
 from toolkit.offload.overhead import Overhead, TextRoom
+from toolkit.offload.text_model import TextModel
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class ModelFile:
         """The memory that comes beside weights and buffers; `compiles`: no compiled functions are kept."""
         return overhead(self.sizes, room, compiles)
 
-    def open(self, dram_bytes: int, room: TextRoom) -> Decoder:
+    def open(self, dram_bytes: int, room: TextRoom) -> AbstractContextManager[TextModel]:
         """The decoder within a budget; see `Decoder.open`."""
         return self.within(Budget("DRAM", dram_bytes), room)
 
@@ -63,10 +65,10 @@ class ModelFile:
         """The same within a budget that others take from, too."""
         return Decoder.open(self.header, self.sizes, budget, room.positions, **self.settings)
 
-    def text_model(self, model: Decoder) -> Decoder:
+    def text_model(self, model: TextModel) -> TextModel:
         """The opened model as a `TextModel`, which it is."""
         return model
 
-    def settings_of(self, model: Decoder) -> tuple[SimpleNamespace]:
+    def settings_of(self, model: TextModel) -> tuple[SimpleNamespace]:
         """The setting that names the token that ends a text, as `eos_token_id`."""
         return (SimpleNamespace(eos_token_id=self.sizes.end),)
