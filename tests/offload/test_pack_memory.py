@@ -52,3 +52,9 @@ def test_too_little_memory_is_refused_with_the_least_that_works(tmp_path, monkey
     captured = capsys.readouterr()
     assert "takes up to 0.6 GB of memory, and 0.0 GB of disk" in captured.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+    assert "logits not compared: " in captured.out  # what is left of the limit would not hold the folder
+    monkeypatch.setattr("toolkit.commands.run.generate_timed", lambda options, _: limits.append(options.memory))
+    limits: list[str] = []
+    assert main([*command[:-1], str(tmp_path / "more"), "--memory", "1.2GB"]) == 0
+    assert "logits within " in capsys.readouterr().out
+    assert limits == ["1.2GB"]  # the token that `run` makes keeps to it, too

@@ -78,7 +78,7 @@ def pack(
 
     with removed(options.out), _checked_folder(options.out) as place:
         written, tokenizer = packer.pack(Namespace(**vars(options) | {"out": place, "begin": begin}))
-        summary = [*_sizes(place, written), *_compared(place, options.out, written, tokenizer)]
+        summary = [*_sizes(place, written), *_compared(place, options, written, tokenizer)]
     del written
     print(f"{options.out}: written", file=sys.stderr)
     summary += _second_reading(options.model)
@@ -218,8 +218,10 @@ def _sizes(folder: Path, model) -> list[str]:
     return [*shown, f"all the rest {store.rest_bytes / 1e6:.1f} MB", *coded]
 
 
-def _compared(place: Path, folder: Path, model, tokenizer) -> list[str]:
+def _compared(place: Path, options: Namespace, model, tokenizer) -> list[str]:
     """How far the logits of what was written are from the model's. `run` makes one token with it, too.
+
+    Both keep `--memory`.
 
     Raises `UserError` if the logits are too far from the model's, or if `run` would refuse the folder.
     """
@@ -228,13 +230,13 @@ def _compared(place: Path, folder: Path, model, tokenizer) -> list[str]:
     from toolkit.offload.budget import BudgetError
     from toolkit.offload.logit_check import check_logits, check_stored
 
-    print(f"{folder}: comparing its logits with the model's", file=sys.stderr)
+    print(f"{options.out}: comparing its logits with the model's", file=sys.stderr)
     try:
         room = None
         if is_on_demand(model):
-            room = _room(2 * max(map(_nbytes, decoder_blocks(model))) + CHECK_BYTES)
+            room = _room(options, 2 * max(map(_nbytes, decoder_blocks(model))) + CHECK_BYTES)
         error = check_logits(place, model) if room is None else check_stored(place, room)
-        _run_once(place, tokenizer, model.config.get_text_config().vocab_size)
+        _run_once(place, options, tokenizer, model.config.get_text_config().vocab_size)
     except BudgetError as trouble:
         return [f"logits not compared: {trouble}"]
     return [f"logits within {error:.1g} of their standard deviation"]
@@ -258,13 +260,16 @@ def _nbytes(module) -> int:
     return sum(tensor.nbytes for tensor in module.state_dict().values())
 
 
-def _room(nbytes: int) -> int:
-    """The memory that is free but for some bytes."""
+def _room(options: Namespace, nbytes: int) -> int:
+    """The memory that `--memory` and the machine leave but for some bytes."""
     memory_limits.trim()
-    return max(memory_limits.free_bytes() - nbytes, 0)
+    left = memory_limits.free_bytes()
+    if (limit := memory_limits.bytes_of("--memory", options.memory)) is not None:
+        left = min(left, limit - memory_limits.anonymous_bytes())
+    return max(left - nbytes, 0)
 
 
-def _run_once(folder: Path, tokenizer, words: int) -> None:
+def _run_once(folder: Path, given: Namespace, tokenizer, words: int) -> None:
     """Make one token as `run` does, and print nothing. Raises the `UserError` that `run` would raise.
 
     Nothing runs if none of the tokenizer's first texts has only tokens of the model, which has ids below `words`.
@@ -277,6 +282,8 @@ def _run_once(folder: Path, tokenizer, words: int) -> None:
     if prompt is None:
         return
     options = parser.parse_args(["run", str(folder), f"--prompt={prompt}", "--max-new-tokens=1", "--no-verify"])
+    if (folder / "index.json").is_file() and _room(given, 0) < memory_limits.free_bytes():
+        options.memory = given.memory  # else less than it is free, and `run` keeps to that
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         options.command(options)
 
@@ -338,7 +345,9 @@ def _packed_perplexity(options: Namespace, tokens):
     form = options.format[0] if options.format else None
     store = Store.open(options.out)
     logits = EVALUATED["sequence_length"] * store.config().get_text_config().vocab_size * LOGIT_BYTES
-    with OffloadedModel.open(options.out, form, verify=False, dram_bytes=_room(logits + EVALUATION_BYTES)) as model:
+    with OffloadedModel.open(
+        options.out, form, verify=False, dram_bytes=_room(options, logits + EVALUATION_BYTES)
+    ) as model:
         return brief_perplexity(model.model, tokens)
 
 
