@@ -16,11 +16,10 @@ from toolkit.kernels.engine.parallel import Task
 from toolkit.models.file_tokenizer import FileTokenizer
 from toolkit.models.gguf_header import read_header
 from toolkit.models.gguf_tokenizer import read_kept_tokenizer, read_tokenizer
-from toolkit.offload.budget import Budget, BudgetError
+from toolkit.offload.budget import Budget
 from toolkit.offload.cached_model import CachedModel
 from toolkit.offload.chat_template import ends_of, tokens_of
 from toolkit.offload.decoder import decoder as decoders
-from toolkit.offload.decoder import steps
 from toolkit.offload.decoder.architecture import architecture_of
 from toolkit.offload.decoder.decoder import Decoder
 from toolkit.offload.decoder.steps import GatedFfn
@@ -29,20 +28,6 @@ from toolkit.offload.model import OffloadedModel
 from toolkit.offload.placement import LayerMap
 from toolkit.offload.sampling import Sampling
 
-TAKEN = [
-    "llama",
-    "llama, tied",
-    "llama, biases",
-    "llama, linear",
-    "llama, yarn",
-    "llama, llama 3",
-    "mistral, window",
-    "qwen2",
-    "qwen2, yarn",
-    "qwen3",
-    "gemma3",
-    "gemma3, global × 8",
-]
 TOKENS = [at * 37 % 128 for at in range(40)]
 MUCH = 1 << 40
 
@@ -57,19 +42,6 @@ def logits(decoder):
     found = [decoder.scores(TOKENS[:20]), decoder.scores(TOKENS[20:25])]
     found += [decoder.step(token)[None] for token in TOKENS[25:39]]
     return torch.from_numpy(np.concatenate([*found, decoder.prefill(TOKENS[39:])[None]]))
-
-
-@pytest.mark.parametrize("name", TAKEN)
-@torch.no_grad()
-def test_each_architecture_has_the_logits_of_transformers(tmp_path, name, monkeypatch):
-    monkeypatch.setattr(decoders, "BATCH_BYTES", 1)  # the prompts are two batches
-    monkeypatch.setattr(decoders, "FEWEST", 12)
-    monkeypatch.setattr(steps, "AT_ONCE", 8)
-    original = CASES[name].model()
-    write(original, CASES[name], file := tmp_path / "model.gguf")
-    expected = original(torch.tensor([TOKENS])).logits[0]
-    with opened(file) as decoder:
-        assert difference(logits(decoder), expected) < EXACT
 
 
 @pytest.mark.parametrize(("name", "kind"), [("llama", "Q4_K"), ("qwen2", "Q6_K"), ("qwen3", "Q5_0"), ("gemma3", "F16")])
@@ -105,12 +77,6 @@ def test_a_split_file_is_one_model(tmp_path):
         assert difference(logits(decoder), original(torch.tensor([TOKENS])).logits[0]) < EXACT
 
 
-def test_a_budget_that_is_too_small_is_refused(tmp_path):
-    write(CASES["llama"].model(), CASES["llama"], file := tmp_path / "model.gguf")
-    with pytest.raises(BudgetError, match="MB are needed"):
-        opened(file, 1000)
-
-
 def test_logits_have_the_same_bits_however_a_text_is_cut(tmp_path):
     random_file("qwen2", "Q4_K", file := tmp_path / "model.gguf")
     with opened(file) as decoder:
@@ -122,16 +88,12 @@ def test_logits_have_the_same_bits_however_a_text_is_cut(tmp_path):
         assert np.array_equal(np.stack([decoder.step(token) for token in TOKENS[:13]]), once)
 
 
-def test_a_text_can_be_cut_and_go_on(tmp_path):
+def test_a_full_context_takes_no_token(tmp_path):
     write(CASES["llama"].model(), CASES["llama"], file := tmp_path / "model.gguf")
     with opened(file, context=12) as decoder:
-        once = decoder.prefill(TOKENS[:10])
-        assert decoder.length == 10
-        decoder.prefill(TOKENS[20:22])
+        decoder.prefill(TOKENS[:12])
         with pytest.raises(UserError, match="13 tokens: expected 12 at most"):
             decoder.step(5)
-        decoder.cut(8)
-        assert np.allclose(decoder.prefill(TOKENS[8:10]), once, atol=1e-5)
 
 
 def test_an_ffn_in_python_runs_between_programs(tmp_path, monkeypatch):
@@ -155,15 +117,12 @@ def test_an_ffn_in_python_runs_between_programs(tmp_path, monkeypatch):
         assert called[:2] == [20] * 2
 
 
-@pytest.mark.parametrize("name", ["phi3", "gemma2", "granitemoe", "minimax-m2", "granite", "llama, and a tensor"])
-def test_other_models_are_left_to_transformers(tmp_path, name):
-    case = CASES[name.partition(", and")[0]]
-    write(case.model(), case, file := tmp_path / "model.gguf")
+def test_a_tensor_that_the_decoder_does_not_know_leaves_a_file_to_transformers(tmp_path):
+    write(CASES["llama"].model(), CASES["llama"], file := tmp_path / "model.gguf")
     header = read_header(file)
-    if name.endswith("tensor"):
-        extra = {"blk.0.attn_q.bias": replace(header.tensors["blk.0.attn_norm.weight"])}
-        header = replace(header, tensors={**header.tensors, **extra})
-    assert architecture_of(header) is None
+    extra = {"blk.0.attn_q.bias": header.tensors["blk.0.attn_norm.weight"]}
+    assert architecture_of(header) is not None
+    assert architecture_of(replace(header, tensors={**header.tensors, **extra})) is None
 
 
 def test_the_tokenizer_has_the_tokens_of_transformers(tmp_path):

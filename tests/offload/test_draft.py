@@ -25,13 +25,22 @@ FORMS = {"endor": ("endor",), "rough": {"endor": lambda weight: Scaled.encode("e
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral", "opt", GEMMA3], ids=lambda family: str(family)[:9])
-def folders(request, tmp_path_factory):
+def packed(family, folder):
     """A model, dense and packed, and a rounded copy that agrees with most of its tokens."""
-    model, folder = pruned(request.param), tmp_path_factory.mktemp("draft")
+    model = pruned(family)
     for name, variants in FORMS.items():
         pack_model(model, folder / name, Linears(variants))
     return model, folder
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral", "opt", GEMMA3], ids=lambda family: str(family)[:9])
+def every_family(request, tmp_path_factory):
+    return packed(request.param, tmp_path_factory.mktemp("draft"))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return packed("llama", tmp_path_factory.mktemp("draft"))
 
 
 def drafted(target, draft, settings=GREEDY, method=None, draft_tokens=None, **options):
@@ -45,8 +54,8 @@ def drafted(target, draft, settings=GREEDY, method=None, draft_tokens=None, **op
 
 
 @pytest.mark.parametrize(("method", "draft_tokens"), [("dense", None), ("dense", 1), ("endor_packed", 5)])
-def test_greedy_text_is_that_of_the_full_model(folders, method, draft_tokens):
-    model, folder = folders
+def test_greedy_text_is_that_of_the_full_model(every_family, method, draft_tokens):
+    model, folder = every_family
     expected = model.generate(PROMPT, **GREEDY)
     name = method.removesuffix("_packed")
     text, counts = drafted(folder / name, folder / "rough", method=method, draft_tokens=draft_tokens, placement=SPREAD)
@@ -192,16 +201,16 @@ def test_both_keep_within_one_budget_and_hold_once_what_they_share(folders):
 
 @pytest.mark.parametrize("tight", [False, True])
 def test_a_target_by_neuron_reads_what_all_tokens_of_a_check_need(tmp_path, tight):
-    packed = Packed("llama", tmp_path / "neurons")
-    pack_model(packed.model, tmp_path / "rough", Linears(FORMS["rough"]))
-    budget = least_bytes(packed, predictors=packed.predictors) if tight else None
+    by_neuron = Packed("llama", tmp_path / "neurons")
+    pack_model(by_neuron.model, tmp_path / "rough", Linears(FORMS["rough"]))
+    budget = least_bytes(by_neuron, predictors=by_neuron.predictors) if tight else None
     with (
         OffloadedModel.open(tmp_path / "rough", "endor_packed") as small,
-        opened(packed.folder, predictors=packed.predictors, dram_bytes=budget) as target,
+        opened(by_neuron.folder, predictors=by_neuron.predictors, dram_bytes=budget) as target,
     ):
         text = target.generate(PROMPT, draft=small, **GREEDY)
         assert target.speculation.accepted
-    assert torch.equal(text, packed.expected(**GREEDY))
+    assert torch.equal(text, by_neuron.expected(**GREEDY))
 
 
 @pytest.mark.parametrize("draft_tokens", [5, None])
@@ -214,9 +223,9 @@ def test_a_draft_with_a_cache_of_its_own_reads_what_was_checked(folders, monkeyp
     assert counts.acceptance == 1
 
 
-def test_a_draft_with_a_cache_of_its_own_forgets_what_was_rejected(folders, monkeypatch):
+def test_a_draft_with_a_cache_of_its_own_forgets_what_was_rejected(every_family, monkeypatch):
     """Every second drafted token is wrong, so passes of three accept one token and none in turn."""
-    model, folder = folders
+    model, folder = every_family
     monkeypatch.setattr("toolkit.offload.model.shares_cache", lambda *models: False)
     with OffloadedModel.open(folder / "endor") as small, OffloadedModel.open(folder / "dense", beside=small) as target:
         forward, calls = small.model.forward, []

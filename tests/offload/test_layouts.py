@@ -148,19 +148,16 @@ def test_a_killed_run_harms_nothing(case, tmp_path):
         assert case.is_right(ours)
 
 
-@pytest.mark.parametrize("harm", ["cut", "altered", "gone"])
-def test_a_damaged_folder_is_refused(case, tmp_path, harm):
+def test_a_folder_with_an_altered_bit_is_refused(case, tmp_path):
+    """`tests/storage/test_store.py` has all other damage."""
     folder = tmp_path / "store"
     shutil.copytree(case.folder, folder)
     shard = max(folder.glob("*.safetensors"), key=lambda file: file.stat().st_size)
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 16
-    shard.unlink()
-    if harm != "gone":
-        shard.write_bytes(content[: -4096 if harm == "cut" else None])
-    with pytest.raises(FormatError, match="damaged" if harm == "altered" else shard.name) as told:
+    shard.write_bytes(content)
+    with pytest.raises(FormatError, match=r"^[^\n]*damaged[^\n]*$"):
         opened(folder)
-    assert "\n" not in str(told.value)
 
 
 def test_two_models_on_one_folder_run_at_once_and_each_for_one_thread(case):

@@ -1,6 +1,7 @@
 """The tier of a GPU: with one that the CPU plays, and, where there is one, with a real one."""
 
 import threading
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -37,10 +38,12 @@ def logits(model) -> torch.Tensor:
         return model(PROMPT).logits
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("placement", SPREAD)
-@pytest.mark.parametrize("method", METHODS)
+WHERE = [(*case, policy) for case, policy in zip(product(METHODS, SPREAD), cycle(POLICIES), strict=False)]
+
+
+@pytest.mark.parametrize(("method", "placement", "policy"), WHERE)
 def test_every_method_gives_the_same_tokens_wherever_layers_live(packed, method, placement, policy):
+    """By the policies in turns."""
     model, folder = packed("llama")
     with OffloadedModel.open(folder, method, placement=placement, policy=policy, device="cuda") as ours:
         for _ in range(2):
