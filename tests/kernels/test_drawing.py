@@ -77,11 +77,3 @@ def test_threads_change_nothing():
         torch.set_num_threads(threads)
     np.testing.assert_array_equal(drawn[0], drawn[1])
     np.testing.assert_array_equal(drawn[0], drawn[2])
-
-
-def test_parents_beyond_the_layer_before_are_refused():
-    usage, seeds = np.full(4, 0.5, np.float32), np.arange(1, 5, dtype=np.uint64)
-    events = draw_layer(usage, 0.5, 3, seeds)[1]
-    for parent in (-1, 4):
-        with pytest.raises(AssertionError, match="parents beyond"):
-            draw_layer(usage, 0.5, 3, seeds, np.full(4, parent, np.int32), events, 0.5)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kernels.families import random
 from toolkit.formats import FORMATS, QUANTISED, READABLE, encode
 from toolkit.formats.scaled import Scaled
 from toolkit.kernels.engine import parallel
@@ -92,10 +93,6 @@ def test_a_forked_child_has_threads_of_its_own(team):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     over_rows(count, 64, MUCH, visits, 1)
     assert (visits == 2).all()
-
-
-def random(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def test_stages_follow_each_other_and_rows_are_shared_by_hand(team):

@@ -11,6 +11,7 @@ from toolkit.errors import UserError
 from toolkit.kernels import neurons
 from toolkit.kernels.engine import backends
 
+HALVES = (torch.float16, torch.bfloat16)
 PAIRS = [(family, backend) for family in FAMILIES for backend in family.available()]
 
 
@@ -80,7 +81,7 @@ def test_one_vector_fills_out_and_other_types_of_numbers_are_taken_as_fp32(pair)
     family, backend = pair
     shape = (3, 64) if SIMULATED else (9, 64)
     matrix = family.make(shape, 0)
-    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+    for dtype in (torch.float16, torch.float64) if SIMULATED else (*HALVES, torch.float32, torch.float64):
         x, out = random(64, seed=1).to(dtype), torch.full((family.rows(shape),), 3.0, device=DEVICE)
         assert family.multiply(there(family, matrix), x.to(DEVICE), out, backend) is out
         one = multiplied(family, matrix, x.float(), backend)
@@ -89,10 +90,11 @@ def test_one_vector_fills_out_and_other_types_of_numbers_are_taken_as_fp32(pair)
         assert ON_GPU or torch.equal(out, one)
 
 
+@pytest.mark.skipif(SIMULATED, reason="kernels get contiguous memory, by code that is the CPU's, too")
 def test_x_and_out_may_have_any_strides(pair):
     """Columns of a larger matrix, a transposed one, one vector for all: a state-space model hands out such views."""
     family, backend = pair
-    shape = (3, 64) if SIMULATED else (9, 64)
+    shape = (9, 64)
     matrix = there(family, family.make(shape, 0))
     rows, x = family.rows(shape), random(3, 64, seed=1).to(DEVICE)
     expected = family.multiply(matrix, x, None, backend)

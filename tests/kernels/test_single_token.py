@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kernels.families import random
 from toolkit.kernels.engine import parallel
 from toolkit.kernels.engine.exponential import exp
 from toolkit.kernels.engine.tensors import FLOAT_BITS
@@ -23,10 +24,6 @@ from toolkit.models.activation import ACTIVATIONS
 
 exponential = numba.njit(lambda x: exp(x))
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-
-
-def random(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def close(found, expected, tolerance=1e-5):
