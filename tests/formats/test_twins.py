@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from toolkit.errors import UserError
 from toolkit.formats import QUANTISED
 from toolkit.formats.spqr import SpQRMatrix, SpQRTransposed
 from toolkit.formats.twins import random_spqr
@@ -26,9 +25,3 @@ def test_both_forms_of_a_seed_have_the_same_weights_and_another_seed_has_others(
     first, second, other = (random_spqr(form, SHAPE, torch.float32, 0.05, seed) for form, seed in given)
     assert torch.equal(first.decode(), second.decode())
     assert not torch.equal(first.decode(), other.decode())
-
-
-@pytest.mark.parametrize(("shape", "outliers"), [((15, 32), 0.1), ((16, 40), 0.1), (SHAPE, -0.1), (SHAPE, 1.1)])
-def test_what_has_no_twin_is_refused(shape, outliers):
-    with pytest.raises(UserError, match="expected multiples of 16, and a share from 0 to 1"):
-        random_spqr(SpQRMatrix, shape, torch.float32, outliers)

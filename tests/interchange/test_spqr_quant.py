@@ -170,7 +170,6 @@ def test_damaged_tensors_and_files_are_refused(single):
     path = single / "model.safetensors"
     whole, tensors = path.read_bytes(), load_file(path)
     for part, spoil, told in (
-        ("dense_weights", lambda t: t | 1 << 62, "bits set above bit 61"),
         ("dense_weights", lambda t: t[:-16].clone(), "80 words; expected 96 for 32 × 48"),
         ("col_vals", lambda t: t.index_fill(0, torch.tensor([0]), 0x3C000030), "an outlier lies outside"),
         ("in_perm", lambda t: t[1:].clone(), "in_perm is"),
@@ -178,9 +177,6 @@ def test_damaged_tensors_and_files_are_refused(single):
         save_file(tensors | {f"a.{part}": spoil(tensors[f"a.{part}"])}, path)
         with pytest.raises(FormatError, match=f"model.safetensors: inconsistent weight 'a.weight': .*{told}"):
             reopened(single)
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(FormatError, match=r"model\.safetensors cannot be read"):
-        reopened(single)
     save_file({name: tensor for name, tensor in tensors.items() if name != "a.col_vals"}, path)
     with pytest.raises(FormatError, match=r"model\.safetensors: weight 'a.weight' lacks its tensor 'a.col_vals'"):
         reopened(single)

@@ -186,33 +186,6 @@ def test_bad_names_and_a_source_that_breaks_off_leave_nothing_behind(tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk(tmp_path, monkeypatch):
-    written = []
-
-    def save_file(tensors, path, metadata):
-        path.write_bytes(b"half")
-        written.append(path)
-        if len(written) == 2:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("safetensors.torch.save_file", save_file)
-    with pytest.raises(UserError, match="model: no space left; free some"):
-        save_model(tiny(), tmp_path / "model", shard_bytes=4000)
-    assert len(written) == 2
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_existing_folder_is_kept(tmp_path):
-    save_checkpoint(tmp_path / "model", [("a.weight", MATRIX)], CONFIG)
-    before = stored(tmp_path / "model")
-    with pytest.raises(UserError, match="exists already"):
-        save_checkpoint(tmp_path / "model", [("b.weight", MATRIX)], CONFIG)
-    with pytest.raises(UserError, match="exists already"):
-        save_checkpoint(tmp_path / "model" / "config.json", [("b.weight", MATRIX)], CONFIG)
-    assert stored(tmp_path / "model") == before
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
 def test_models_that_cannot_be_written(tmp_path):
     model = tiny()
     model.config.quantization_config = {"quant_method": "gptq"}

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.models.test_models import FAMILIES, small
-from toolkit.errors import UserError
 from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.storage import bundles
 from toolkit.storage.buffers import aligned_buffer
@@ -123,17 +122,3 @@ def test_rows_are_filled_without_a_copy_in_one_read_a_run_of_neurons(wide):
     assert bundled.places.tolist() == [0, 6 * row]
     assert split.sizes.tolist() == [row] * 8
     assert split.places.tolist() == [row * number for number in range(8)]
-
-
-def test_bad_requests_are_refused(stored):
-    _, store = stored
-    layer, rows = store.layer(0, "bundled"), torch.zeros(2, 1)
-    with open_reader("threads", store, "bundled") as reader:
-        for wrong, message in (
-            ([0, NEURONS], rf"neurons 0 to {NEURONS}: layer 0 ffn.bundle \(bundled\) has 0 to 47"),
-            ([-1, 2], "neurons -1 to 2"),
-            ([3, 2], "expected rising numbers"),
-            ([3, 3], "expected rising numbers"),
-        ):
-            with pytest.raises(UserError, match=message):
-                bundles.read_neurons(reader, layer, np.array(wrong), rows, aligned_buffer(0))

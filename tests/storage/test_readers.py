@@ -204,11 +204,6 @@ HARM = {
     "cut": lambda path: os.truncate(path, 200_000),
     "longer": lambda path: os.truncate(path, 65 * BLOCK_BYTES),
 }
-ALLOWED = {
-    "chmod": lambda path: path.chmod(0o600),
-    "linked": lambda path: path.with_name("link").hardlink_to(path),
-    "unlinked": lambda path: path.with_name("link").unlink(),
-}
 
 
 def _copy(path):
@@ -229,19 +224,6 @@ def test_a_file_that_changes_before_or_under_a_reader(name, victim, harm):
     with pytest.raises(ChangedError, match=str(victim)):
         READERS[name]({"v": file})
     assert os.listdir("/proc/self/fd") == descriptors
-
-
-def test_a_file_whose_attributes_change_is_read_on(name, victim):
-    chunks, target = in_line([Part("v", 0, 64 * BLOCK_BYTES)]), aligned_buffer(64 * BLOCK_BYTES)
-    with READERS[name]({"v": StoredFile.of(victim)}, chunk_bytes=BLOCK_BYTES) as reader:
-        for change in ALLOWED.values():
-            change(victim)
-            target[:] = 0
-            reader.read(chunks, target)
-            assert target.tobytes() == victim.read_bytes()
-        victim.touch()  # no checksum says that this is no rewrite
-        with pytest.raises(ChangedError):
-            reader.read(chunks, target)
 
 
 def test_a_disk_that_fails_is_named_and_the_reader_goes_on(name, stored, monkeypatch, capsys):
@@ -294,13 +276,3 @@ def test_an_error_waits_for_the_other_threads(stored, monkeypatch):
         with pytest.raises(OSError, match="fails at once"):
             reader.read(in_line([Part("c", 0, 64 * BLOCK_BYTES)]), aligned_buffer(64 * BLOCK_BYTES))
         assert len(done) == 3
-
-
-def test_bad_arguments(name, store, stored):
-    with pytest.raises(UserError, match="chunk of 1000 bytes"):
-        READERS[name](stored, chunk_bytes=1000)
-    with pytest.raises(UserError, match="0: expected at least 1"):
-        READERS[name](stored, depth=0)
-    with pytest.raises(UserError, match="unknown reader 'mmap'; choose from: aio, kvikio, threads"):
-        open_reader("mmap", store)
-    assert all(READERS[key].name == key for key in READERS)

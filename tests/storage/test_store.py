@@ -13,7 +13,6 @@ import torch
 from tests import naive_formats as naive
 from tests.storage.conftest import FORMATS as WRITTEN
 from tests.storage.conftest import LAYERS, SHAPES, sparse
-from toolkit.errors import UserError
 from toolkit.formats import FORMATS, FormatError, decode, encode
 from toolkit.storage import index
 from toolkit.storage.buffers import aligned_buffer
@@ -109,14 +108,6 @@ def test_the_rest_and_what_is_known_of_the_model(store, rest):
     assert (store.model_folder / "config.json").read_text() == "{}"
     assert store.files("csr").keys() == {f"layer-{n:03d}.csr.safetensors" for n in range(LAYERS)}
     assert {run.op: run.shape for run in store.layer(0, "dense").ops.values()} == SHAPES
-
-
-def test_unknown_layers_and_variants(store):
-    with pytest.raises(UserError, match=r"no layer 5 in variant 'csr'"):
-        store.layer(5, "csr")
-    for question in (store.files, store.slot_bytes, store.nbytes, lambda variant: store.layer(0, variant)):
-        with pytest.raises(UserError, match="'int8'; choose from: csr, dense, endor, zstd"):
-            question("int8")
 
 
 def replaced(make):

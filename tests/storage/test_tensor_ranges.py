@@ -85,10 +85,3 @@ def test_the_product_of_one_part_is_put_into_order():
     for task in (*product.before, product.task, *product.after):
         task()
     assert torch.equal(out, part.matvec(x)[source])
-
-
-def test_parts_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="different widths or types"):
-        Parted((random_blocks("Q8_0", 3, 64), random_blocks("Q8_0", 3, 32)))
-    with pytest.raises(ValueError, match="does not have each of 3 rows once"):
-        Parted((random_blocks("Q8_0", 3, 64),), np.array([0, 1, 1]))

@@ -116,16 +116,6 @@ def test_a_disk_that_takes_a_write_in_pieces(tmp_path, monkeypatch):
     Store.open(tmp_path / "s").verify()
 
 
-def test_a_disk_that_fails(tmp_path, monkeypatch):
-    def fails(descriptor):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", fails)
-    with pytest.raises(UserError, match=rf"{tmp_path / 's'}: the disk cannot read or write it"):
-        write_store(tmp_path / "s", make_ops())
-    assert names(tmp_path) == []
-
-
 def test_too_little_space_is_said_before_anything_is_made(tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1 << 40, 0, 3 * 10**9))
