@@ -56,21 +56,6 @@ def test_every_number_has_its_source():
             assert pd.isna(row.low) or row.low <= row.value <= row.high, row
 
 
-def test_a_bad_record_is_named_with_its_file(write):
-    write(RECORD | {"storage": RECORD["storage"] | {"bandwidth": RATE | {"unit": "TB"}}})
-    with pytest.raises(UserError, match=r"toy\.yaml: record toy: storage: .*'bandwidth_bytes'"):
-        profiles()
-    write(RECORD | {"storage": RECORD["storage"] | {"bandwidth": RATE | {"basis": "guessed"}}})
-    with pytest.raises(UserError, match=r"toy\.yaml: record toy: storage\.bandwidth/basis: 'guessed'"):
-        profiles()
-    write(RECORD | {"storage": {"name": "disk", "capacity": NUMBER}})
-    with pytest.raises(UserError, match=r"toy\.yaml: record toy: storage: bandwidth_gb_s is missing"):
-        profiles()
-    write(RECORD, RECORD)
-    with pytest.raises(UserError, match=r"toy\.yaml: record toy: the id is used twice"):
-        profiles()
-
-
 def test_endors_links_give_its_published_passes():
     """OPT-66B, and Llama2-70B, which nothing was fitted to; layers on the GPU, in DRAM and on the SSD."""
     opt, llama = 2 * (4 * 9216**2 + 2 * 9216 * 36864), 2 * (2 * 8192**2 + 2 * 1024 * 8192 + 3 * 8192 * 28672)

@@ -45,20 +45,13 @@ def test_a_layer_without_predictor_loads_all_and_says_so(kept, tmp_path, caplog)
 
 def test_files_of_another_model_and_inconsistent_ones_are_refused(kept, tmp_path):
     file = tmp_path / "file"
-    for kind, tensor, wrong in (
-        ("low_rank", "0.outward", torch.zeros(48, 5)),
-        ("gate", "0.scale", torch.ones(47)),
-        ("few_bits", "0.codes", torch.zeros(7, dtype=torch.uint8)),
-    ):
-        save_predictors(file, "tiny", kept(kind)[0])
-        with pytest.raises(UserError, match="predictors of model 'tiny'; expected 'opt'"):
-            load_predictors(file, "opt")
-        about, tensors = tensor_files.load(file, FILE)
-        tensor_files.save(file, FILE, about, tensors | {tensor: wrong})
-        with pytest.raises(UserError, match="inconsistent predictors"):
-            load_predictors(file, "tiny")
-    with pytest.raises(UserError, match="predictor 'oracle' is not kept in files"):
-        save_predictors(file, "tiny", kept("oracle")[0])
+    save_predictors(file, "tiny", kept("low_rank")[0])
+    with pytest.raises(UserError, match="predictors of model 'tiny'; expected 'opt'"):
+        load_predictors(file, "opt")
+    about, tensors = tensor_files.load(file, FILE)
+    tensor_files.save(file, FILE, about, tensors | {"0.outward": torch.zeros(48, 5)})
+    with pytest.raises(UserError, match="inconsistent predictors"):
+        load_predictors(file, "tiny")
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from toolkit.errors import UserError
 from toolkit.models.ffn import decoder_ffns
 from toolkit.predictors import (
     PREDICTORS,
@@ -179,14 +178,3 @@ def test_bytes_are_those_in_memory(setting):
     assert FewBits.of(ffn, "silu", 0.0).nbytes == 96 * 32 // 2 + 96 * 2 * 2  # codes, and two bf16 a row
     assert Gate.of(ffn, "silu", 0.0).nbytes == 48 * 32 * 2 + 48 * 4
     assert LowRank(0.0, torch.zeros(4, 32), torch.zeros(48, 4), torch.zeros(48)).nbytes == 4 * (4 * 80 + 48)
-
-
-def test_predictors_of_another_model_are_refused(setting, predictors_of, tiny):
-    model, limits, samples = setting()
-    low_rank = predictors_of("low_rank", model, limits, samples)
-    for other, given, words in (
-        (model, low_rank[:2], "2 predictors for 3 layers"),
-        (tiny("llama").bfloat16(), low_rank, "is for 48 neurons and 32 inputs"),
-    ):
-        with pytest.raises(UserError, match=words), predicted(other, limits, given):
-            pass

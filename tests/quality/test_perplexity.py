@@ -93,16 +93,8 @@ def test_the_mode_is_put_back_and_dropout_is_off(model):
 def test_bad_input(model):
     for tokens, options, names in (
         (random_tokens(15), {"sequence_length": 16}, "15 tokens do not fill one window of 16"),
-        (random_tokens(64), {"sequence_length": 16, "windows": 5}, "windows 5"),
         (random_tokens(64), {"sequence_length": 33}, "sequence_length 33 exceeds the model's 32 positions"),
-        (random_tokens(64), {"sequence_length": 1}, "sequence_length 1"),
-        (
-            torch.full((64,), VOCABULARY),
-            {"sequence_length": 16},
-            "token id 50 is unknown to the model",
-        ),
-        (torch.zeros(64), {"sequence_length": 16}, r"tokens is torch.float32 \[64\]"),
-        ([1] * 64, {"sequence_length": 16}, "tokens is of type list"),
+        (torch.full((64,), VOCABULARY), {"sequence_length": 16}, "token id 50 is unknown to the model"),
     ):
         with pytest.raises(UserError, match=names):
             perplexity(model, tokens, **options)

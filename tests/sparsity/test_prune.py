@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import gc
+from itertools import cycle, product
 from typing import ClassVar
 
 import pytest
@@ -28,9 +29,13 @@ def assert_same_weights(model, expected):
         torch.testing.assert_close(parameter, expected[name], rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("pattern", [None, "2:4"])
-@pytest.mark.parametrize("method", naive_pruning.METHODS)
-@pytest.mark.parametrize("family", FAMILIES)
+CASES = [
+    (*case, pattern)
+    for case, pattern in zip(product(FAMILIES, naive_pruning.METHODS), cycle([None, "2:4"]), strict=False)
+]
+
+
+@pytest.mark.parametrize(("family", "method", "pattern"), CASES)
 def test_prune_matches_running_the_whole_model_for_every_block(tiny, tokens, family, method, pattern):
     model, oracle = tiny(family), tiny(family)
     prune(model, method, pattern=pattern, calibration=tokens.view(-1, LENGTH))

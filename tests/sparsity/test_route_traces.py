@@ -4,7 +4,6 @@ import lzma
 
 import pytest
 
-from toolkit.errors import UserError
 from toolkit.sparsity.route_traces import ROUTE_TRACES, load_route_trace, read_route_trace
 
 GOOD = """# route_trace v1
@@ -45,21 +44,3 @@ def test_the_real_ones(name):
     assert found.units == (128,) * layers
     for layer in range(layers):
         assert set(found.active(layer)[0].sum(-1).tolist()) <= {0, used}
-
-
-def test_inconsistent_files_are_refused_with_their_name(tmp_path):
-    first = "0,0,0,0,0,3,0.75,0,100"
-    cases = [
-        ("v1", "v2", "expected '# route_trace v1'"),
-        ("n_expert=4 ", "", "n_expert"),
-        (first, "0,0,0,0,0,4,0.75,0,100", "expert 4; expected 0 to 3"),
-        (first, "0,0,0,0,0,3,inf,0,100", "not finite"),
-        ("0,0,0,0,1,1,", "0,0,0,0,1,3,", "expected 2 experts for each token and layer"),
-    ]
-    for old, new, words in cases:
-        path = written(tmp_path, GOOD.replace(old, new, 1))
-        with pytest.raises(UserError, match=words) as caught:
-            read_route_trace(path)
-        assert "trace.csv" in str(caught.value)
-    with pytest.raises(UserError, match="unknown route trace"):
-        load_route_trace("mixtral")

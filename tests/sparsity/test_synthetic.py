@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from toolkit.errors import UserError
 from toolkit.sparsity import statistics
 from toolkit.sparsity.synthetic import BetaLaw, Drift, UsageLaw, draw, draw_layers, ranks
 
@@ -106,14 +105,3 @@ def test_drift_exchanges_the_usage_of_hot_and_cold_neurons():
             assert active[token + 20 :, place[first]].mean() < 0.5 < active[token + 20 :, place[second]].mean()
             assert active[:token, place[second]].mean() < 0.5 < active[:token, place[first]].mean()
     assert active.mean() == pytest.approx(0.20, abs=0.005)
-
-
-def test_impossible_statistics_are_refused():
-    for make, names in (
-        (lambda: UsageLaw.fit(active=0.1, new=0.5), "new 0.5"),
-        (lambda: BetaLaw(0.2, 0.1, 0.9), "active 0.2, far 0.1"),
-        (lambda: Drift(1.5), "share 1.5"),
-        (lambda: next(draw_layers([HERMES], 8, 8, copied=1.5)), "copied 1.5"),
-    ):
-        with pytest.raises(UserError, match=names):
-            make()

@@ -55,22 +55,6 @@ def test_sequential_by_hand():
     ]
 
 
-def test_fixed_times_are_taken_by_every_request():
-    layer = PlacedLayer((HALF, Weight("twice", 4 * GB, 2 * GB)), "storage", overhead_s=0.5)
-    assert times(predict(SLOW, [layer], Way("endor"))) == [
-        *(("half", "read", 0, 5), ("half", "copy", 5, 9), ("half", "decode", 9, 13), ("half", "compute", 13, 16)),
-        *(
-            ("twice", "read", 16, 25),
-            ("twice", "copy", 25, 31),
-            ("twice", "decode", 31, 37),
-            ("twice", "compute", 37, 42),
-        ),
-        ("rest", "other", 42, 42.5),
-    ]
-    assert predict(SLOW, [layer], Way("endor_packed", "direct")).total_s == (4 + 3 + 3 + 1) + (4 + 6 + 3 + 2) + 0.5
-    assert predict(SLOW, [layer], Way("zstd", device="cpu")).total_s == (5 + 14 + 5) + (9 + 26 + 9) + 0.5
-
-
 def test_pipelined_by_hand():
     """Three layers; the third's read waits until the first has left its buffer, at 10 s.
 
@@ -235,12 +219,6 @@ def test_pipelined_is_what_the_oracle_finds_tick_by_tick(drawn, way, buffers, sl
         for place, span in enumerate(spans)
     }
     assert found == expected
-
-
-def test_a_way_that_cannot_be_carried_out_is_refused():
-    for change in ({"method": "gzip"}, {"path": "usb"}, {"path": "direct", "method": "zstd"}):
-        with pytest.raises(UserError, match=next(iter(change.values()))):
-            Way(**change)
 
 
 def test_what_the_profile_lacks_is_named():

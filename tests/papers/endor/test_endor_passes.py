@@ -5,7 +5,6 @@ from tests.models.test_twins import TOYS
 from tests.notebook_code import functions_of
 from tests.papers.endor.test_operations import MACHINE
 from toolkit import paths
-from toolkit.errors import UserError
 from toolkit.evidence.stage_tables import LABELS
 from toolkit.measure import race as races
 from toolkit.measure import turns as measure_turns
@@ -129,13 +128,3 @@ def test_a_gain_by_overlap_by_hand():
     assert pd.isna(row["byte_limit"])
     gains = BOOK.overlap_gains(pairs_table(pd.concat([spans, turns(dense=[8.0, 4.0])])))
     assert gains[["method", "overlap_speedup"]].to_numpy().tolist() == [["endor", 1.5]]  # dense ran by one policy alone
-
-
-def test_bad_arguments_are_refused():
-    for arguments, words in (
-        (("gpt-5", 4), "unknown twin model"),
-        (("toy-opt", 4, ["gzip"]), "unknown method 'gzip'"),
-        (("toy-opt", 0), "layers=0"),
-    ):
-        with pytest.raises(UserError, match=words):
-            BOOK.pass_measurements(toy_passes(*arguments))
