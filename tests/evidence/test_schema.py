@@ -54,7 +54,9 @@ def wrong_values(book, known):
 
 def test_every_entry_is_of_a_parameter_that_is_there():
     found = load_yaml(paths.root() / FILE)
-    assert found["parameters"].keys() <= {name for book in BOOKS.values() for name in book.parameters}
+    named = [name for names in found["parameters"] for name in names.split(", ")]
+    assert len(named) == len(set(named))
+    assert set(named) <= {name for book in BOOKS.values() for name in book.parameters}
     for id, entries in found["notebooks"].items():
         assert entries.keys() <= BOOKS[id].parameters.keys()
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from toolkit.commands.folder import Folder
 from toolkit.commands.opening import kind_in, kind_of, opened, place_of
-from toolkit.commands.registry import Registry
 from toolkit.commands.sampling import add_sampling_options, sampling_of
 from toolkit.commands.text import generate_from_checkpoint, generate_timed, tell_peak
 from toolkit.commands.texts import read_prompts, room_of, write_text, write_texts
 from toolkit.errors import UserError, whole
 from toolkit.memory_limits import bytes_of
 from toolkit.offload.variant import GGUF
+from toolkit.registry import Registry
 
 WHOLE_LAYERS = ("--weights", "--reader kvikio", "--policy")  # options of layers that are streamed whole
 READ_IN_PARTS = "holds {}, which the CPU reads and uses; leave it out"

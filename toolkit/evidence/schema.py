@@ -1,15 +1,16 @@
 """The values that parameters may take, checked before a notebook does any work.
 
-A value must be of its default's type, and allowed by the entry of `notebooks/parameters.yaml`, if there is one. Only
-values that a user has set are checked: the notebook's own defaults and presets are the project's, and tests check
-them. So the tables that name choices, and torch with them, are imported only for a parameter that somebody changes.
+A value must be of its default's type, and within what the default and the parameter's name say: a whole number is from
+1, or from 0 where that is the default, and a share above 0 and at most 1. An entry of `notebooks/parameters.yaml` says
+what differs, and the registries that hold the choices. Only values that a user has set are checked: the notebook's own
+defaults and presets are the project's, and tests check them. So registries, and torch with them, are imported only for
+a parameter that somebody changes.
 """
 
-import importlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from toolkit import paths
 from toolkit.errors import UserError, did_you_mean
 from toolkit.evidence.catalogue import PRESETS, Notebook
 from toolkit.records import load_yaml
+from toolkit.registry import Registry
 
 FILE = "notebooks/parameters.yaml"
 WORDS = {str: "text that is not empty", int: "a whole number", float: "a number", bool: "true or false"}
@@ -114,23 +116,30 @@ def rules(notebook: Notebook) -> dict[str, Rule]:
     known = {}
     for name, default in notebook.parameters.items():
         values = [default, *(notebook.preset(preset)[name] for preset in PRESETS)] if default == [] else [default]
-        kinds = [type(item) for value in values for item in (value if isinstance(value, list) else [value])]
+        items = [item for value in values for item in (value if isinstance(value, list) else [value])]
+        kinds = [type(item) for item in items]
         kind = float if float in kinds else next(iter(kinds), None)
         if kind in WORDS:
-            known[name] = Rule(kind, isinstance(default, list), **(common.get(name, {}) | own.get(name, {})))
+            said = common.get(name, {}) | own.get(name, {}) or _range(name, kind, items)
+            known[name] = Rule(kind, isinstance(default, list), **said)
     return known
+
+
+def _range(name: str, kind: type, items: Sequence) -> dict[str, float]:
+    """The range of a parameter without an entry, by its name and its default's items."""
+    if kind is int:
+        return {"at_least": 1 if items and min(items) > 0 else 0}
+    return {"above": 0, "at_most": 1} if name.endswith(("share", "shares")) else {}
 
 
 @cache
 def _entries(file: Path) -> dict:
-    return load_yaml(file) if file.is_file() else {}
+    """The file's entries; one for several parameters, "op, twin_layer", is each one's."""
+    entries = load_yaml(file) if file.is_file() else {}
+    named = entries.get("parameters", {}).items()
+    return entries | {"parameters": {name: entry for names, entry in named for name in names.split(", ")}}
 
 
-@cache
-def _names(choice: object) -> tuple[object, ...]:
-    """A choice, or the names in a registry: the keys of a table, or what a function returns."""
-    registry = re.fullmatch(r"(toolkit[\w.]*):(\w+)", str(choice))
-    if not registry:
-        return (choice,)
-    table = getattr(importlib.import_module(registry[1]), registry[2])
-    return tuple(table() if callable(table) else table)
+def _names(choice: object) -> Collection[object]:
+    """A choice, or the names in a registry."""
+    return Registry(choice) if isinstance(choice, str) and choice.startswith("toolkit.") else (choice,)

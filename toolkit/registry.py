@@ -1,4 +1,4 @@
-"""The names of a registry as choices of an option: its module is imported when a name is looked up, not before.
+"""The names of a registry as choices of an option or a parameter: its module is imported when they are looked up.
 
 parser.add_argument("--policy", choices=Registry("toolkit.offload.ways:POLICIES"), metavar="NAME")
 
@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 
 
 class Registry(Collection[str]):
-    """The names that `place` holds, "module:attribute"."""
+    """The names at `place`, "module:attribute": those that a table or a tuple holds, or that a function returns."""
 
     def __init__(self, place: str):
         self._module, _, self._attribute = place.partition(":")
@@ -28,4 +28,5 @@ class Registry(Collection[str]):
         return len(self._names())
 
     def _names(self) -> Collection[str]:
-        return getattr(importlib.import_module(self._module), self._attribute)
+        names = getattr(importlib.import_module(self._module), self._attribute)
+        return names() if callable(names) else names
