@@ -11,6 +11,7 @@ from toolkit.evidence import reference, tables
 from toolkit.evidence.comparison import COLUMNS
 from toolkit.evidence.headlines import headlines
 from toolkit.evidence.reference import copy_picture, keep_only, reference_dir, save
+from toolkit.evidence.stage_tables import rows_beside_measured
 
 NOTEBOOKS = ("endor/fig06", "flash/tab02", "spqr/fig4_1")
 META = {"git": "a" * 40, "git_dirty": False, "cpu": "a CPU, 2 cores", "gpu": None, "finished": "2026-01-02T03:04:05Z"}
@@ -28,10 +29,8 @@ READS = pd.DataFrame(
 )
 TABLES = {
     "endor/fig06": pd.DataFrame({"stage": ["read", "decode", "total"], "modelled_over_measured": [1.1, 0.5, 0.9]}),
-    "flash/tab02": READS.assign(profile="this-machine"),
-    "spqr/fig4_1": pd.DataFrame({"seconds": [2.0], "bytes_s": [1.0], "instructions_s": [1.5]}).assign(
-        profile="this-machine"
-    ),
+    "flash/tab02": rows_beside_measured(READS.assign(profile="this-machine"), "io_ms", "way"),
+    "spqr/fig4_1": pd.DataFrame({"modelled_over_measured": [0.75], "profile": "this-machine"}),
 }
 
 

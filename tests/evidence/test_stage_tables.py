@@ -2,7 +2,14 @@ import pandas as pd
 import pytest
 
 from toolkit.errors import UserError
-from toolkit.evidence.stage_tables import beside_dense, error_words, model_error, relative_to, way_names
+from toolkit.evidence.stage_tables import (
+    beside_dense,
+    error_words,
+    model_error,
+    relative_to,
+    rows_beside_measured,
+    way_names,
+)
 
 # op, method, path, stage, seconds, nbytes, gb_s
 ROWS = [
@@ -29,6 +36,17 @@ def test_what_was_modelled_is_set_beside_what_was_measured():
     modelled = TABLE.assign(evidence="modelled", seconds=TABLE["seconds"] * [1.1, 0.9, 1, 2, 1, 1])
     ratio = relative_to(pd.concat([TABLE, modelled], ignore_index=True), "seconds", evidence="measured")
     assert ratio.tolist() == pytest.approx([1] * 6 + [1.1, 0.9, 1, 2, 1, 1])
+
+
+def test_reads_modelled_for_this_machine_are_set_beside_those_that_it_measured():
+    """Not those of another machine, those that it did not measure, or rows without a name."""
+    rows = [("measured", "a", 4.0), ("modelled", "a", 5.0), ("modelled", "b", 1.0)]
+    rows += [("measured", None, 2.0), ("modelled", None, 2.0)]
+    mine = pd.DataFrame(rows, columns=["evidence", "way", "io_ms"]).assign(profile="this-machine")
+    table = pd.concat([mine, mine.assign(profile="paper", evidence="modelled")], ignore_index=True)
+    ratio = rows_beside_measured(table, "io_ms", "way")["modelled_over_measured"]
+    assert ratio.dropna().to_dict() == {1: 1.25}
+    assert len(ratio) == 10
 
 
 def test_rows_that_labels_do_not_tell_apart_are_refused():

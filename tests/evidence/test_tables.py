@@ -1,12 +1,14 @@
 """Tables over all notebooks, by hand and from what is kept; the dictionary of columns holds every kept table."""
 
+import itertools
 import json
 import re
 
 import pandas as pd
 import pytest
 
-from toolkit.evidence.columns import SECONDS, column, dictionary
+from toolkit import paths
+from toolkit.evidence.columns import FILE, SECONDS, column, dictionary
 from toolkit.evidence.reference import reference_dir
 from toolkit.evidence.tables import COLUMNS, combined_tables
 
@@ -109,3 +111,12 @@ def test_a_column_may_mean_something_else_in_one_notebook():
     assert column("most", "flash/tab06").unit == "count"
     assert column("most").unit == "share"
     assert column("nothing of this name") is None
+
+
+def test_the_ends_of_a_range_need_no_entry_and_no_column_stands_twice():
+    low = column("io_ms_low")
+    assert (low.meaning.split(":")[0], low.unit, low.statistic) == ("the lower end of io_ms", "ms", "low")
+    assert column("limit_mb_low", "beyond/real_model").key
+    lines = re.findall(r"^  (.+?):", (paths.root() / FILE).read_text(encoding="utf-8"), re.MULTILINE)
+    pairs = [(names.split(", "), ids.split(", ")) for names, _, ids in (line.partition(" in ") for line in lines)]
+    assert sorted(place for pair in pairs for place in itertools.product(*pair)) == sorted(dictionary())

@@ -9,7 +9,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -28,6 +28,7 @@ from toolkit.evidence.meta import HEADLINES, MOST_BARS
 from toolkit.evidence.page import three_digits
 from toolkit.evidence.schema import check_parameters
 from toolkit.evidence.scores import count_verdicts, score, score_sentence
+from toolkit.evidence.stage_tables import rows_beside_measured
 from toolkit.extras import extra
 from toolkit.files import make_folder, write_csv, write_json
 from toolkit.machines.provenance import provenance
@@ -89,6 +90,7 @@ class Run:
         *,
         figures: Mapping[str, Figure] = MappingProxyType({}),
         evidence: str | None = None,
+        beside_measured: Sequence[str] = (),
         comparison: pd.DataFrame | None = None,
         card: tuple[str, Mapping[str, float]] | None = None,
         headline: Mapping[str, str] = MappingProxyType({}),
@@ -100,6 +102,8 @@ class Run:
             seen: what the results say, in sentences made from the table. The report shows them as the answer.
             figures: by the name of their file; the report shows the first one on top of the notebook's page.
             evidence: of all rows, where `table` has no column of that name.
+            beside_measured: of a table of reads, the number that was both modelled for this machine and measured on it,
+                then the columns that name its rows; `rows_beside_measured` adds their ratio.
             comparison: of `compare`, where a figure or sentence needed it before. Without it,
                 the whole table is compared; if the paper prints no number of the figure, there is no comparison.
             card: a caption and the numbers that the report's index draws, see `Meta`; without it, the measured totals
@@ -112,6 +116,7 @@ class Run:
         the headline.
         """
         table = table if evidence is None else table.assign(evidence=evidence)
+        table = rows_beside_measured(table, *beside_measured) if beside_measured else table
         _check(table, self.identifier)
         if stray := set(headline) - {*HEADLINES, "system"}:
             raise unknown("key of the headline", min(stray), (*HEADLINES, "system"))

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from toolkit.errors import UserError
+from toolkit.machines.machine import THIS_MACHINE
 
 # what tells two timelines of one table apart; all other columns are numbers about them
 LABELS = (
@@ -65,14 +66,27 @@ def beside_measured(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(modelled_over_measured=ratio.where(table["evidence"] == "modelled"))
 
 
+def rows_beside_measured(table: pd.DataFrame, number: str, *keys: str) -> pd.DataFrame:
+    """Add `modelled_over_measured` to the rows that are modelled for this machine, where it measured the number, too.
+
+    `keys` are the columns that both rows have alike. A row without one of them stands beside no other.
+    """
+    mine = table[table["profile"] == THIS_MACHINE]
+    measured = mine[number].where(mine["evidence"] == "measured")
+    measured = measured.groupby([mine[key] for key in keys]).transform("first")
+    ratio = (mine[number] / measured).where(mine["evidence"] == "modelled")
+    return table.assign(modelled_over_measured=ratio)
+
+
 def model_error(table: pd.DataFrame) -> pd.Series:
     """The model's errors as shares of what was measured: the medians over single `stages` and over `totals`.
 
     The largest of each are `stages_largest` and `totals_largest`. They are of rows with `modelled_over_measured`, as
-    `beside_measured` gives them.
+    `beside_measured` gives them. A table without stages has reads or products, which count as single stages.
     """
     off = (table["modelled_over_measured"] - 1).abs()
-    single, total = ~table["stage"].isin(["transfer", "total"]), table["stage"] == "total"
+    stage = table.get("stage", pd.Series("", table.index))
+    single, total = ~stage.isin(["transfer", "total"]), stage == "total"
     medians = {"stages": off[single].median(), "totals": off[total].median()}
     return pd.Series(medians | {"stages_largest": off[single].max(), "totals_largest": off[total].max()})
 

@@ -29,22 +29,24 @@ METHODS = ("method", "contestant", "quantiser", "label", "way")  # the columns t
 ALWAYS = ("corpus", "sequence_length")  # a perplexity means nothing without them
 APART = {*COLUMNS, *METHODS, "profile", "measured_at", "metric", "stage"}
 ERROR = "standard error"
-READ_NUMBERS = ("io_ms", "gb_s", "value")  # the number of a table of reads, and the columns that name its rows
-READ_KEYS = ("way", "window", "layout", "pattern", "chunk_bytes", "threads")
 ALL = "all together"
 Numbers = Iterator[tuple[pd.Series, str, str, str]]  # values, and their quantity, statistic and unit
 
 
 def write_tables(results: Path) -> Path:
     """Write `tables/` in a folder of results: the three tables; `comparison.csv`, all published numbers beside
-    ours; and `columns.csv`, the dictionary of all columns.
+    ours; and `columns.csv`, the dictionary of the columns that the notebooks' tables have.
 
     `results` is laid out as the sweep's results or as one machine's kept ones are: `<id>/table.csv` and `meta.json`.
     """
     folder = make_folder(results / "tables")
     for name, table in (combined_tables(results) | {"comparison": comparisons(results)}).items():
         write_csv(folder / f"{name}.csv", table)
-    rows = [(name, id, one.unit, one.meaning) for (name, id), one in dictionary().items()]
+    tables = read_results(results, "table")
+    found = {
+        (name, id if (name, id) in dictionary() else ""): column(name, id) for id, table in tables for name in table
+    }
+    rows = [(*place, known.unit, known.meaning) for place, known in found.items() if known]
     write_csv(folder / "columns.csv", pd.DataFrame(rows, columns=["column", "notebook", "unit", "meaning"]))
     return folder
 
@@ -194,29 +196,7 @@ def comparisons(folder: Path, ids: Iterable[str] | None = None) -> pd.DataFrame:
 
 def model_errors(folder: Path) -> pd.DataFrame:
     """A row a notebook whose table has both what was modelled for this machine and what was measured on it."""
-    predicted = {id: modelled_over_measured(table) for id, table in read_results(folder, "table")}
-    predicted = {id: ratios for id, ratios in predicted.items() if len(ratios)}
+    predicted = {id: table for id, table in read_results(folder, "table") if "modelled_over_measured" in table}
     if predicted:
         predicted[ALL] = pd.concat(predicted.values())
     return pd.DataFrame([{"notebook": id, **model_error(table)} for id, table in predicted.items()])
-
-
-def modelled_over_measured(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows with `stage` and `modelled_over_measured`: of stages, of products beside their limits, or of reads.
-
-    The model of SpQR's products is the larger of their two limits, bytes and instructions.
-    """
-    if "modelled_over_measured" in table or "profile" not in table:
-        return table if "modelled_over_measured" in table else table[:0]
-    if "instructions_s" in table:
-        ratio = table[["bytes_s", "instructions_s"]].max(axis=1) / table["seconds"]
-        ratio = ratio[table["profile"].eq(THIS_MACHINE)].dropna()
-    else:
-        mine = table[table["profile"] == THIS_MACHINE]
-        number = next((name for name in READ_NUMBERS if name in mine), None)
-        keys = [key for key in READ_KEYS if key in mine]
-        if not number or not keys or {"measured", "modelled"} - set(mine["evidence"]):
-            return table[:0]
-        wide = mine.groupby([*keys, "evidence"], dropna=False)[number].first().unstack()
-        ratio = (wide["modelled"] / wide["measured"]).dropna()
-    return pd.DataFrame({"stage": "read or product", "modelled_over_measured": ratio})
