@@ -178,6 +178,18 @@ def test_rows_are_what_was_evaluated_and_kept(evaluated):
     assert len(evaluated) == 3
 
 
+def test_calibration_sees_the_text_of_the_evaluation_or_another_one(evaluated):
+    one, other = (
+        ModelVariant("fp16, endor", "wanda", 0.5),
+        ModelVariant("fp16, endor", "wanda", 0.5, calibration_corpus="another text"),
+    )
+    table = compare_variants([one, other], SETTINGS)
+    assert [calibration.corpus for _, _, calibration in evaluated] == ["text", "another text"]
+    assert table["corpus"].tolist() == ["text", "text"]
+    assert table["calibration_corpus"].fillna("the same").tolist() == ["the same", "another text"]
+    assert "calibration_corpus" not in compare_variants([one], SETTINGS)
+
+
 def test_calibrated_forms_are_quantised_block_by_block(evaluated):
     expected = tiny().requires_grad_(False)
     list(change_blocks(expected, CALIBRATED["int3, gptq 16"], TOKENS.view(-1, 16)[:4]))

@@ -43,8 +43,8 @@ class ModelVariant(Alteration):
     `form` is a name in `FORMS`, in `CALIBRATED`, which is for dense models, or of llama.cpp (`mixtures.form_of`), those
     with an importance matrix for dense models; with `HEAD_TOO` behind it the output head is stored, too, and its
     weights count.
-    `sparsity` is the share of zeros asked for; a `pattern` decides it. The last two fields matter to calibrated methods
-    and forms only.
+    `sparsity` is the share of zeros asked for; a `pattern` decides it. The last three fields matter to calibrated
+    methods and forms only; without a `calibration_corpus` they see the corpus of the evaluation.
     """
 
     form: str = "fp16"
@@ -53,6 +53,7 @@ class ModelVariant(Alteration):
     pattern: str | None = None
     calibration_windows: int | None = None
     seed: int = 0
+    calibration_corpus: str | None = None
 
     def __post_init__(self):
         """Refuse a form that is not there, and one for dense models with a pruned one. Raises `UserError`."""
@@ -85,8 +86,14 @@ class ModelVariant(Alteration):
 
     @property
     def labels(self) -> dict[str, object]:
-        """The columns that identify the variant: its fields; `pattern` is `zeros_pattern`."""
-        return asdict(self) | {"pattern": self.zeros_pattern}
+        """The columns that identify the variant: its fields; `pattern` is `zeros_pattern`.
+
+        `calibration_corpus` is among them if it is given.
+        """
+        fields = asdict(self) | {"pattern": self.zeros_pattern}
+        if self.calibration_corpus is None:
+            del fields["calibration_corpus"]
+        return fields
 
     @contextmanager
     def change(self, settings: EvaluationSettings) -> Iterator[dict[str, float | str]]:
@@ -128,7 +135,8 @@ class ModelVariant(Alteration):
         return store_head(model, self.head_form, gram)
 
     def _calibration(self, settings: EvaluationSettings) -> Calibration:
-        return Calibration(settings.corpus, self.calibration_windows, settings.sequence_length, self.seed)
+        corpus = self.calibration_corpus or settings.corpus
+        return Calibration(corpus, self.calibration_windows, settings.sequence_length, self.seed)
 
     @property
     def _method(self) -> object:
