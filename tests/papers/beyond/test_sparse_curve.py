@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.notebook_code import functions_of
 from toolkit.papers.beyond import sparse_curve
 from toolkit.sparsity.thresholds import run_decoder, watched
 from toolkit.studies.quality import EvaluationSettings
@@ -39,3 +40,17 @@ def test_zeros_are_counted_and_the_model_is_restored(one_thread, monkeypatch):
             model(tokens)
         assert torch.equal(model(tokens).logits, plain)
     assert [round(each["zeros"], 1) for each in facts.values()] == [0, 0.8]
+
+
+def test_blocks_of_neurons_that_fire_are_counted_once():
+    blocks_bytes = functions_of("beyond/sparse_curve").blocks_bytes
+    random = torch.Generator().manual_seed(0)
+    for share in (0.1, 0.5, 1.0):
+        sizes = torch.randint(100, 9000, (50,), generator=random)
+        fired = torch.rand(50, generator=random) < share
+        touched, start = set(), 0
+        for size, fires in zip(sizes.tolist(), fired.tolist(), strict=True):
+            touched |= {place // 4096 for place in (start, *range(start, start + size, 100), start + size - 1) if fires}
+            start += size
+        assert blocks_bytes(sizes, fired) == 4096 * len(touched)
+    assert blocks_bytes(sizes, torch.zeros(50, dtype=torch.bool)) == 0
