@@ -5,7 +5,7 @@ import json
 
 from toolkit import hub, paths
 from toolkit.downloads import DOWNLOADS
-from toolkit.evidence.catalogue import PRESETS, explorers, notebooks, read_cells
+from toolkit.evidence.catalogue import PRESETS, explorers, notebooks, read_cells, read_parameters
 from toolkit.models import check_model
 from toolkit.quality import check_corpus
 
@@ -21,13 +21,27 @@ def test_cells_are_short_and_have_no_outputs_and_the_first_asks_a_question():
     for book in [*BOOKS, *explorers().values()]:
         cells = json.loads(book.path.read_text())["cells"]
         assert [cell["id"] for cell in cells if cell.get("outputs") or cell.get("execution_count")] == [], book.id
-        code = [cell for cell in cells if cell["cell_type"] == "code" and not cell["metadata"].get("tags")]
+        code = [cell for cell in cells if cell["cell_type"] == "code" and not _is_parameters(cell)]
         assert max(len(cell["source"]) for cell in code) <= 30, book.id
         assert cells[0]["cell_type"] == "markdown", book.id
         assert book.question.endswith("?"), book.id
         assert len(book.title) <= 70, book.id
         last = "".join(code[-1]["source"])
         assert ("view.show(" if book.paper == "explore" else "run.evidence(") in last, book.id
+
+
+def _is_parameters(cell: dict) -> bool:
+    return "parameters" in cell["metadata"].get("tags", ())
+
+
+def test_a_file_of_several_figures_names_each_of_them_and_has_a_title_of_its_own():
+    for book in (book for book in BOOKS if book.figure):
+        head, *cells = json.loads(book.path.read_text())["cells"]
+        text, figures = "".join(head["source"]), {other.figure for other in BOOKS if other.path == book.path}
+        assert head["metadata"]["tags"] == ["figures"], book.id
+        assert f"| `{book.figure}` |" in text, book.id
+        assert {tag for cell in cells for tag in cell["metadata"].get("tags", ())} <= figures | {"parameters"}, book.id
+        assert read_parameters(book.path)["figure"] in figures, book.id
 
 
 def test_presets_name_parameters_that_are_there():

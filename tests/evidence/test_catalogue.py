@@ -56,6 +56,7 @@ def test_a_notebook_says_its_id_title_and_question(place):
         ("", r"new\.ipynb: not a readable notebook"),
         (book("# No id"), r'new\.ipynb: no cell has Run\("<paper>/<id>", globals\(\)\)'),
         (book("# Twice", 'Run("toy/fig_1", globals())'), r"new\.ipynb: fig_1_bytes\.ipynb has the id 'toy/fig_1', too"),
+        (book("# No figure", 'Run(f"toy/{figure}", globals())'), r"new\.ipynb: no text cell .* name of a figure"),
         (book("# A paper", 'Run("tay/fig_1", globals())'), r"new\.ipynb: unknown paper 'tay'.*toy.*literature\.py"),
     ],
 )
@@ -63,6 +64,45 @@ def test_a_file_that_cannot_be_listed_is_named(place, text, told):
     place("toy/new.ipynb", text)
     with pytest.raises(UserError, match=told):
         catalogue.notebooks()
+
+
+KIND = json.dumps(
+    {
+        "cells": [
+            {"cell_type": kind, "metadata": {"tags": tags}, "source": [text]}
+            for kind, tags, text in (
+                ("markdown", ["figures"], "# A kind of figure\n\n**Question.** Which?"),
+                ("markdown", ["fig10"], "## Toy fig. 10\n\n**Question.** How large?\n\nMore."),
+                ("markdown", ["fig9"], "## Toy fig. 9\n\n**Question.** How small?"),
+                ("code", ["parameters"], "figure = 'fig9'\nsize = None\nrepetitions = 3\nmodel = None"),
+                ("code", [], 'run = Run(f"toy/{figure}", globals())'),
+                ("markdown", ["fig10"], "## A section of fig. 10 alone"),
+            )
+        ]
+    }
+)
+
+
+def test_a_file_of_several_figures_is_a_notebook_for_each(place):
+    """A parameter that is None has the figure's own value; without one the figure has no such parameter."""
+    place("toy/kind.ipynb", KIND)
+    own = {"toy/fig9": {"own": {"size": 9}}, "toy/fig10": {"own": {"size": 10, "model": "x"}, "quick": {"size": 1}}}
+    place("presets.yaml", yaml.safe_dump(own))
+    small, large = (catalogue.find(f"toy/{name}") for name in ("fig9", "fig10"))
+    assert small.path == large.path
+    assert (large.title, large.question) == ("Toy fig. 10", "How large?")
+    assert small.parameters == {"size": 9, "repetitions": 3}
+    assert large.preset("quick") == {"size": 1, "repetitions": 3, "model": "x"}
+    assert small.settings(small.parameters) == {"figure": "fig9", "size": 9, "repetitions": 3}
+    cells = catalogue.cells_of(json.loads(KIND)["cells"], "fig10")
+    assert [cell["source"][0].split("\n")[0] for cell in cells if cell["cell_type"] == "markdown"] == [
+        "## Toy fig. 10",
+        "## A section of fig. 10 alone",
+    ]
+    assert len(catalogue.cells_of(json.loads(KIND)["cells"], "")) == 6
+    place("presets.yaml", yaml.safe_dump({"toy/fig9": {"own": {"colour": 1}}}))
+    with pytest.raises(UserError, match=r"presets\.yaml: toy/fig9 has no parameter colour"):
+        catalogue.find("toy/fig9").preset("quick")
 
 
 def test_explorers_say_what_they_are(place):

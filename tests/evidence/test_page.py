@@ -44,6 +44,15 @@ def body(text):
     return text.split("<main>")[1].split("</main>")[0]
 
 
+def test_a_page_has_the_cells_of_its_figure_alone(tmp_path):
+    about, made = notebooks()["endor/fig12"], cells("md:All of them.", "md:## A title\n\nMine.", "md:Not mine.")
+    for cell, tag in zip(made, ("figures", "fig12", "fig08"), strict=True):
+        cell.metadata["tags"] = [tag]
+    text = body(write(tmp_path, made, about))
+    assert "Mine." in text
+    assert all(words not in text for words in ("All of them.", "A title", "Not mine."))
+
+
 def test_a_page_begins_with_question_answer_and_figure_and_ends_with_its_circumstances(tmp_path):
     first = "md:# A title\n\n**Question.** How many\nbytes?\n\n**The paper's claim.** Few."
     text = write(tmp_path, cells(first, "code:print()"), meta=META | {"seen": "56 % of the <b>bytes</b>."})

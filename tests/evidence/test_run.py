@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 
 from toolkit.errors import UserError
-from toolkit.evidence.catalogue import notebooks
+from toolkit.evidence.catalogue import notebooks, read_parameters
 from toolkit.evidence.comparison import COLUMNS
 from toolkit.evidence.meta import Meta, read_meta
 from toolkit.evidence.run import Run, outside_ranges
@@ -46,6 +46,14 @@ def test_everything_is_saved_with_its_circumstances(run):
     assert meta["disturbed"] == {"rows": 0, "of": 0}
     assert meta["seen"] == "it works."
     assert meta["load"].keys() == {"others_cores", "stolen_cores", "load_average"}
+
+
+def test_a_figure_of_a_file_of_several_has_its_own_values_in_the_place_of_none():
+    notebook = notebooks()["endor/fig12"]
+    opened = read_parameters(notebook.path) | {"repetitions": 2}
+    assert opened["ops"] is None
+    assert Run(notebook.id, opened).parameters == notebook.parameters | {"repetitions": 2}
+    assert Run(notebook.id, opened | {"ops": ["k_proj"]}).parameters["ops"] == ["k_proj"]
 
 
 def test_a_card_of_losses_leaves_its_place_to_the_figure(run):

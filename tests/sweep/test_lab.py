@@ -57,6 +57,23 @@ def test_a_copy_follows_its_notebook_until_somebody_changes_it(checkout):
     assert copy.read_text() == "of ones own"
 
 
+def test_each_figure_of_a_file_has_a_copy_with_its_own_cells_and_values(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(tmp_path))
+    assert copy_notebooks(paths.lab_dir(), "quick") == []
+    copies = {name: nbformat.read(paths.lab_dir() / "endor" / f"{name}.ipynb", 4).cells for name in ("fig08", "fig12")}
+    for name, cells in copies.items():
+        assert f"fig. {name[3:].lstrip('0')}" in cells[0].source
+        assert {tag for cell in cells for tag in cell.metadata.get("tags", ())} <= {
+            name,
+            "parameters",
+            "injected-parameters",
+        }
+        (set_here,) = (cell.source for cell in cells if "injected-parameters" in cell.metadata.get("tags", ()))
+        assert ("measured_model = 'opt-66b/2'" in set_here) == (name == "fig12")
+        assert "ops = [" in set_here
+    assert "figure = 'fig12'" in copies["fig12"][2].source
+
+
 def test_a_run_in_the_lab_changes_neither_git_nor_the_sweeps_results(tmp_path, monkeypatch):
     """The copy runs as the Lab runs it, with another parameter."""
     toy = make_checkout(tmp_path)

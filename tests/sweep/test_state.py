@@ -7,7 +7,7 @@ import pytest
 
 from toolkit.files import scratch_folder
 from toolkit.sweep import execute, state
-from toolkit.sweep.jobs import Job
+from toolkit.sweep.jobs import Job, make_jobs
 from toolkit.sweep.state import State
 
 KEY = "key of the job"
@@ -31,6 +31,16 @@ def test_a_running_job_whose_process_is_gone_has_failed(job):
     assert state.load(job.id).status == "failed"
     State(job.id, "running", 1.0, host="another machine", pid=os.getpid()).save()
     assert state.load(job.id).status == "running"
+
+
+def test_a_job_tells_its_notebook_which_figure_it_is(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(execute, "run_notebook", lambda *arguments: told.append(arguments[-1]))
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    (job,) = make_jobs(["endor/fig12"], "quick")
+    assert execute._execute(job, tmp_path) is None
+    assert told == [job.parameters | {"figure": "fig12"}]
+    assert "figure" not in job.parameters
 
 
 def test_results_are_fresh_for_the_job_that_published_them(job, monkeypatch):

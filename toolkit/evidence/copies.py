@@ -11,7 +11,16 @@ from urllib.parse import quote
 
 from toolkit import paths, sources
 from toolkit.errors import unknown
-from toolkit.evidence.catalogue import INJECTED, PARAMETERS, PRESETS, Notebook, explorers, notebooks
+from toolkit.evidence.catalogue import (
+    INJECTED,
+    PARAMETERS,
+    PRESETS,
+    Notebook,
+    cells_of,
+    explorers,
+    notebooks,
+    read_parameters,
+)
 from toolkit.files import disk_trouble_told, make_folder, read_json, write_json
 
 FIRST_STEP = """\
@@ -62,6 +71,7 @@ def _every() -> list[Notebook]:
 def _copy(notebook: Notebook, folder: Path, preset: str) -> str | None:
     copy = folder / f"{notebook.id}.ipynb"
     content = json.loads(notebook.path.read_text(encoding="utf-8"))
+    content["cells"] = cells_of(content["cells"], notebook.figure)
     _set_parameters(content, notebook, preset)
     original = _digest(content)
     if copy.exists():
@@ -77,8 +87,11 @@ def _copy(notebook: Notebook, folder: Path, preset: str) -> str | None:
 
 
 def _set_parameters(content: dict, notebook: Notebook, preset: str) -> None:
-    """Put a cell behind the parameters, as papermill does, if the preset changes any."""
-    changed = {name: value for name, value in notebook.preset(preset).items() if value != notebook.parameters[name]}
+    """Put a cell behind the parameters, as papermill does, if preset or figure change any."""
+    if notebook.interactive:
+        return
+    defaults, settings = read_parameters(notebook.path), notebook.settings(notebook.preset(preset))
+    changed = {name: value for name, value in settings.items() if value != defaults[name]}
     if not changed:
         return
     lines = [f"# preset {preset}", *(f"{name} = {value!r}" for name, value in changed.items())]

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from toolkit.errors import UserError
-from toolkit.evidence.catalogue import INJECTED, PARAMETERS, PRESETS, Notebook, heading
+from toolkit.evidence.catalogue import INJECTED, PARAMETERS, PRESETS, Notebook, cells_of, heading
 from toolkit.evidence.claims import KINDS
 from toolkit.evidence.columns import Column, column
 from toolkit.evidence.comparison import GROUPS
@@ -51,6 +51,7 @@ def write_page(executed: Path, page: Path, about: Notebook, error: str | None = 
     failed run ended. Cells that cannot be shown do not raise: the page says so in their place.
     """
     meta, book = read_meta(executed.parent), read_book(executed)
+    book["cells"] = cells_of(book["cells"], about.figure)
     figure = main_figure(executed.parent, meta) or last_image(book)
     try:
         body, problem = _cells(book, figure), None

@@ -46,7 +46,8 @@ class Run:
     """One execution of a notebook, from its parameters to its results.
 
     `namespace` is the notebook's `globals()`: the values of the names that its `parameters` cell assigns are
-    recorded, and `seed`, where it is among them, seeds Python, NumPy and torch. Figures get the toolkit's style.
+    recorded, with a figure's own in the place of None, and `seed`, where it is among them, seeds Python, NumPy and
+    torch. Figures get the toolkit's style.
     Under the sweep, results go to a staging folder, which becomes `results/<identifier>/` once all is written. Results
     of any other run, in JupyterLab say, go to `results/lab/<identifier>/`: the report never mixes the two.
     Raises `UserError` for a parameter that is missing, or has a value that it may not take.
@@ -60,7 +61,8 @@ class Run:
                 f"{identifier}: no value for {absent[0]}: run the cell tagged `parameters`, which assigns it"
             )
         self.identifier = identifier
-        self.parameters = {name: namespace[name] for name in defaults}
+        given = {name: namespace[name] for name in defaults}
+        self.parameters = defaults | {name: value for name, value in given.items() if value is not None}
         check_parameters(notebook, self.parameters)
         self.started, self.counters = time.time(), read_counters()
         if "seed" in self.parameters:

@@ -89,7 +89,7 @@ def _execute(job: Job, staging: Path) -> str | None:
         "PYTHONSAFEPATH": "1",
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     }
-    return run_notebook(job.id, job.notebook, staging / "notebook.ipynb", job.parameters)
+    return run_notebook(job.id, job.notebook, staging / "notebook.ipynb", job.about().settings(job.parameters))
 
 
 def run_notebook(
