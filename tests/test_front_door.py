@@ -1,9 +1,11 @@
 """`import toolkit as tk`: its names, and what they do on a small model. README's lines run in test_readme.py."""
 
 import ast
+import importlib.util
 import inspect
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from toolkit.api import change
 from toolkit.commands import pack
 from toolkit.errors import UserError
 from toolkit.offload.overhead import Overhead, ProcessLimit
+from toolkit.source_facts import passed_on
 
 SHORT = {"windows": 2, "sequence_length": 32}
 IMPORT = """
@@ -48,9 +51,31 @@ def test_an_editor_sees_each_name_as_python_does():
     assert sorted(seen) == tk.__all__
     for name, module in seen.items():
         assert getattr(tk, name) is getattr(sys.modules[module], name)
-        assert "Raises" in inspect.getdoc(getattr(tk, name)), name
+        assert inspect.ismodule(getattr(tk, name)) or "Raises" in inspect.getdoc(getattr(tk, name)), name
     with pytest.raises(AttributeError, match="no attribute 'prume'"):
         tk.prume  # noqa: B018
+
+
+def namespaces():
+    """The packages that list their names for `toolkit.lazy`."""
+    for file in sorted((paths.root() / "toolkit").rglob("__init__.py")):
+        if "lazy(__name__)" in (text := file.read_text()):
+            name = ".".join(file.relative_to(paths.root()).parent.parts)
+            yield pytest.param(import_module(name), passed_on(ast.parse(text)), id=name)
+
+
+@pytest.mark.parametrize(("package", "origins"), [*namespaces()])
+def test_a_namespace_lists_names_that_are_there(package, origins):
+    assert dir(package) == sorted(package.__all__)
+    assert {*package.__all__} == origins.keys() - {"TYPE_CHECKING", "lazy", "_environ", "_lazy"}
+    for name in package.__all__:
+        value, (module, original) = getattr(package, name), origins[name]
+        assert value is getattr(import_module(module), original)
+        assert module.startswith("toolkit"), name
+        if not inspect.ismodule(value):  # else Python would put the module in its place, once that is imported
+            assert importlib.util.find_spec(f"{package.__name__}.{name}") is None, name
+    with pytest.raises(AttributeError, match="no attribute 'nothing_of_this_name'"):
+        package.nothing_of_this_name  # noqa: B018
 
 
 @pytest.mark.parametrize(

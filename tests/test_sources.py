@@ -117,3 +117,53 @@ if TYPE_CHECKING:
     assert found("import toolkit as tk\ntk.thing()", project) == ["toolkit/pack/c.py"]
     assert found("import toolkit\ntoolkit.other()", project) == ["toolkit/unused.py"]
     assert found("import toolkit as tk", project) == []
+
+
+NAMESPACE = """from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from toolkit.pack import d
+    from toolkit.pack.c import thing
+else:
+    __getattr__, __dir__ = lazy(__name__)
+def own(): ...
+"""
+
+
+def test_an_attribute_of_a_package_leads_to_where_it_is_from(project):
+    (project / "toolkit/pack/__init__.py").write_text(NAMESPACE)
+    (project / "toolkit/pack/c.py").write_text("")
+    (project / "toolkit/pack/d.py").write_text("import toolkit.unused")
+    (project / "toolkit/unused.py").write_text("")
+    (project / "toolkit/__init__.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from toolkit import pack\n"
+    )
+    d, everything = ["toolkit/pack/d.py", "toolkit/unused.py"], ["__init__", "c", "d"]
+    everything = [*(f"toolkit/pack/{name}.py" for name in everything), "toolkit/unused.py"]
+    for line, name in (
+        ("from toolkit import pack", "pack"),
+        ("from toolkit import pack as p", "p"),
+        ("import toolkit.pack as p", "p"),
+        ("import toolkit as tk", "tk.pack"),
+        ("import toolkit", "toolkit.pack"),
+    ):
+        assert found(f"{line}\n{name}.thing(1).own", project) == ["toolkit/pack/c.py"]
+        assert found(f"{line}\ndef f(): return [{name}.d.f.own]", project) == d
+        assert found(f"{line}\n{name}.thing, {name}.d", project) == ["toolkit/pack/c.py", *d]
+        for used_as_a_whole in (
+            f"getattr({name}, 'thing')",
+            f"{name}.own()",
+            f"{name}.nothing",
+            f"p, q = {name}.d, {name}",
+        ):
+            assert found(f"{line}\n{used_as_a_whole}", project) == everything
+    assert found("from toolkit import pack", project) == everything
+    (project / "toolkit/a.py").write_text("from . import pack\npack.thing")
+    assert found("from toolkit.a import f", project) == ["toolkit/a.py", "toolkit/pack/c.py"]
+
+
+def test_names_of_the_rooms_and_papers_lead_to_few_files():
+    code = "import toolkit as tk\nfrom toolkit.papers import hermes\ntk.residency.SlidingWindow, hermes.greedy"
+    read = names(sources.imports(code), paths.root())
+    assert {"toolkit/residency/policies.py", "toolkit/papers/hermes/mapping.py"} <= {*read}
+    assert not {"toolkit/__init__.py", "toolkit/residency/__init__.py", "toolkit/papers/hermes/__init__.py"} & {*read}
+    assert "toolkit/papers/hermes/systems.py" not in read

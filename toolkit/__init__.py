@@ -8,14 +8,38 @@
     with tk.open("packed", memory="400MB") as packed:
         print(packed.generate_text("The old house", tokens=32))
 
-`docs/api.md` describes the names. Each is imported when it is first used, so this import takes no time.
+`docs/api.md` describes the names. Behind them are the rooms of the toolkit, as `tk.residency` or `tk.measure`, each a
+namespace of its own. A name is imported when it is first used, so this import takes no time.
 """
 
-from importlib import import_module as _import_module
 from os import environ as _environ
 from typing import TYPE_CHECKING
 
+from toolkit.lazy import lazy as _lazy
+
+# torch's threads wait for each other by spinning, which takes most of the speed away beside another busy process. So
+# they sleep, unless the variable is set already. torch reads it once, when it is imported.
+_environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 if TYPE_CHECKING:
+    from toolkit import (
+        evidence,
+        formats,
+        interchange,
+        machines,
+        measure,
+        models,
+        offload,
+        papers,
+        planner,
+        predictors,
+        quality,
+        quantization,
+        residency,
+        sparsity,
+        storage,
+        studies,
+    )
     from toolkit.api.change import prune, quantise
     from toolkit.api.opening import open
     from toolkit.api.packing import pack
@@ -25,48 +49,36 @@ if TYPE_CHECKING:
     from toolkit.models import load_model
     from toolkit.planner.bench import bench
     from toolkit.timeline import Timeline
+else:
+    __getattr__, __dir__ = _lazy(__name__)
 
 __all__ = [
     "Timeline",
     "bench",
     "decode",
     "encode",
+    "evidence",
+    "formats",
+    "interchange",
     "load_model",
     "machine",
+    "machines",
+    "measure",
+    "models",
+    "offload",
     "open",
     "pack",
+    "papers",
     "perplexity",
     "plan",
+    "planner",
+    "predictors",
     "prune",
+    "quality",
     "quantise",
+    "quantization",
+    "residency",
+    "sparsity",
+    "storage",
+    "studies",
 ]
-
-_MODULES = {
-    "Timeline": "timeline",
-    "bench": "planner.bench",
-    "decode": "formats",
-    "encode": "formats",
-    "load_model": "models",
-    "machine": "api.planning",
-    "open": "api.opening",
-    "pack": "api.packing",
-    "perplexity": "api.quality",
-    "plan": "api.planning",
-    "prune": "api.change",
-    "quantise": "api.change",
-}
-
-# torch's threads wait for each other by spinning, which takes most of the speed away beside another busy process. So
-# they sleep, unless the variable is set already. torch reads it once, when it is imported.
-_environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-
-def __getattr__(name: str) -> object:
-    """A name of `__all__`, whose module is imported when it is first used."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(_import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__

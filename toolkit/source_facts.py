@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import re
 import sys
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from toolkit.errors import UserError
 from toolkit.files import make_folder, read_json, write_json
 
 MOST = 3000  # texts that are kept
-DOOR = "toolkit"  # its `__init__` imports a name when it is used
+DOOR = "toolkit"  # an import of it alone takes nothing
 
 ImportedName = tuple[str, str]  # module, which begins with a dot for each level, and the name
 
@@ -26,16 +27,16 @@ ImportedName = tuple[str, str]  # module, which begins with a dot for each level
 class Facts:
     """The facts of a text of Python.
 
-    `meaning` is a digest without comments and layout. `modules` and `names` are what its imports name anywhere, `door`
-    the names that it uses of `import toolkit`. `reads` is its constant `READS`. `passed_on` are the names that it
-    imports from elsewhere and does not bind again.
+    `meaning` is a digest without comments and layout. `modules` are those that it imports as a whole anywhere. `names`
+    are what it imports and names: module, name ("" for the module itself), and the attributes that it uses of it, such
+    as `policies.Lru`, or "" for another use. `reads` is its constant `READS`. `passed_on` are the names that it imports
+    from elsewhere and does not bind again.
     """
 
     def __init__(self, record: dict):
         self.meaning: str = record["meaning"]
         self.modules: list[str] = record["modules"]
-        self.names: list[ImportedName] = [(module, name) for module, name in record["names"]]
-        self.door: list[str] = record["door"]
+        self.names: list[tuple[str, str, list[str]]] = [(module, name, uses) for module, name, uses in record["names"]]
         self.reads: tuple[str, ...] = tuple(record["reads"])
         self.passed_on: dict[str, ImportedName] = {name: (it[0], it[1]) for name, it in record["passed_on"].items()}
 
@@ -61,6 +62,19 @@ def meaning(text: str, suffix: str) -> str:
     if suffix == ".yaml":
         return digest("\n".join(line for line in text.splitlines() if not re.match(r"\s*(#|$)", line)))
     return digest(text)
+
+
+def passed_on(tree: ast.Module) -> dict[str, ImportedName]:
+    """The names that a module imports at its top, also for type checkers only, and does not bind again."""
+    checked = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    statements = [*tree.body, *(node for block in checked for node in block.body)]
+    imports = [node for node in statements if isinstance(node, ast.ImportFrom)]
+    rest = [statement for statement in tree.body if statement not in (*imports, *checked)]
+    others = [node for statement in rest for node in ast.walk(statement)]
+    bound = {node.id for node in others if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    bound |= {node.name for node in others if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    origins = {alias.asname or alias.name: (_module(node), alias.name) for node in imports for alias in node.names}
+    return {name: origin for name, origin in origins.items() if name not in bound}
 
 
 @cache
@@ -90,22 +104,39 @@ def _keep() -> None:
 
 def _parsed(tree: ast.Module) -> dict:
     nodes = [*ast.walk(tree)]
+    uses = _uses(nodes)
     aliases = [alias for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    doors = {alias.asname or alias.name for alias in aliases if alias.name == DOOR}
-    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    named = [(alias.name, "", alias.asname or alias.name) for alias in aliases if alias.asname or alias.name == DOOR]
+    named = [(module, name, bound) for module, name, bound in named if uses[bound] or module != DOOR]
     froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    named += [(_module(node), alias.name, alias.asname or alias.name) for node in froms for alias in node.names]
     return {
         "meaning": digest(ast.dump(tree)),
-        "modules": [alias.name for alias in aliases if alias.name != DOOR],
-        "names": [(_module(node), alias.name) for node in froms for alias in node.names],
-        "door": [it.attr for it in attributes if isinstance(it.value, ast.Name) and it.value.id in doors],
+        "modules": [alias.name for alias in aliases if not alias.asname and alias.name != DOOR],
+        "names": [(module, name, sorted(uses[bound])) for module, name, bound in named],
         "reads": _reads(tree),
-        "passed_on": _passed_on(tree),
+        "passed_on": passed_on(tree),
     }
 
 
-def _module(node: ast.ImportFrom) -> str:
-    return "." * node.level + (node.module or "")
+def _uses(nodes: list[ast.AST]) -> defaultdict[str, set[str]]:
+    """The attributes of each name, where they are used: "b.c" for `a.b.c`, and "" for `a` alone."""
+    inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    uses = defaultdict[str, set[str]](set)
+    for node in nodes:
+        if id(node) not in inner and (dotted := _dotted(node)):
+            name, _, attributes = dotted.partition(".")
+            uses[name].add(attributes)
+    return uses
+
+
+def _dotted(node: ast.AST) -> str:
+    """`a.b.c` as text; nothing for what is no name with attributes."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (base := _dotted(node.value)):
+        return f"{base}.{node.attr}"
+    return ""
 
 
 def _reads(tree: ast.Module) -> tuple[str, ...]:
@@ -116,13 +147,5 @@ def _reads(tree: ast.Module) -> tuple[str, ...]:
     return ()
 
 
-def _passed_on(tree: ast.Module) -> dict[str, ImportedName]:
-    checked = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    statements = [*tree.body, *(node for block in checked for node in block.body)]
-    imports = [node for node in statements if isinstance(node, ast.ImportFrom)]
-    rest = [statement for statement in tree.body if statement not in (*imports, *checked)]
-    others = [node for statement in rest for node in ast.walk(statement)]
-    bound = {node.id for node in others if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    bound |= {node.name for node in others if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    origins = {alias.asname or alias.name: (_module(node), alias.name) for node in imports for alias in node.names}
-    return {name: origin for name, origin in origins.items() if name not in bound}
+def _module(node: ast.ImportFrom) -> str:
+    return "." * node.level + (node.module or "")

@@ -1,7 +1,8 @@
 """Finds the project files that a piece of code uses. It reads imports and runs nothing.
 
 A name that a package re-exports (`from toolkit.models import decoder_blocks`) leads to the module that defines it, and
-not to all imports of the package's `__init__`. So does a name of the front door (`import toolkit as tk`; `tk.prune`).
+not to all imports of the package's `__init__`. So does an attribute of a package (`import toolkit as tk`, `tk.prune`,
+`tk.residency.Lru`), unless the package itself is used in another way.
 
 A module that reads data files says so in a constant, `READS = ("data/hardware/*.yaml",)`: patterns below the checkout.
 The caller fills in a name in braces, such as `{paper}`; without a value it stands for every name. When one of these
@@ -15,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from toolkit import paths
-from toolkit.source_facts import DOOR, Facts, digest, facts, meaning
+from toolkit.source_facts import Facts, digest, facts, meaning
 
 # module prefix -> folder of the checkout; the longest prefix wins
 PACKAGES = {"toolkit.kernels": "kernels", "toolkit": "toolkit"}
@@ -96,9 +97,20 @@ def _facts_at(file: Path, mtime_ns: int) -> Facts:
 def _targets(known: Facts, package: str) -> set[Path]:
     """The files that the imports anywhere in a text lead to."""
     found = {_file(module) for module in known.modules}
-    found |= {_origin(DOOR, name) for name in known.door}
-    found |= {_origin(_absolute(module, package), name) for module, name in known.names}
+    for module, name, uses in known.names:
+        found |= _origins(_absolute(module, package), name, uses)
     return {file for file in found if file}
+
+
+def _origins(module: str, name: str, uses: Iterable[str]) -> set[Path | None]:
+    """The files that an imported name leads to: of a package the origins of its attributes, if only they are used."""
+    whole = f"{module}.{name}" if name else module
+    file = _origin(module, name) if name else _file(module)
+    is_package = file is not None and file.name == "__init__.py" and file == _file(whole)
+    if not is_package or not uses or "" in uses:
+        return {file}
+    parts = [use.partition(".") for use in uses]
+    return set().union(*(_origins(whole, first, [rest]) for first, _, rest in parts))
 
 
 def _origin(module: str, name: str) -> Path | None:

@@ -4,27 +4,44 @@
 `thresholded` sets small activations to zero; `record` keeps which neurons fire, as a `Trace`.
 """
 
-from toolkit.models.cutting import thresholds_of
-from toolkit.sparsity.calibration import Calibration
-from toolkit.sparsity.changed import load_changed, load_pruned
-from toolkit.sparsity.layerwise import LayerStatistics, prune
-from toolkit.sparsity.methods import METHODS
-from toolkit.sparsity.recording import record
-from toolkit.sparsity.shares import share_out
-from toolkit.sparsity.thresholds import Magnitudes, thresholded
-from toolkit.sparsity.trace import Trace
+from typing import TYPE_CHECKING
+
+from toolkit.lazy import lazy
+
+if TYPE_CHECKING:
+    from toolkit.models.cutting import thresholds_of
+    from toolkit.sparsity import statistics, synthetic, trace
+    from toolkit.sparsity.calibration import Calibration, cut_windows
+    from toolkit.sparsity.changed import load_changed, load_pruned
+    from toolkit.sparsity.layerwise import LayerStatistics, prune
+    from toolkit.sparsity.methods import METHODS
+    from toolkit.sparsity.recording import mixtures, record
+    from toolkit.sparsity.route_traces import load_route_trace
+    from toolkit.sparsity.shares import share_out
+    from toolkit.sparsity.thresholds import CRITERIA, Magnitudes, run_decoder, thresholded
+    from toolkit.sparsity.trace import Trace
+else:
+    __getattr__, __dir__ = lazy(__name__)
 
 __all__ = [
+    "CRITERIA",
     "METHODS",
     "Calibration",
     "LayerStatistics",
     "Magnitudes",
     "Trace",
+    "cut_windows",
     "load_changed",
     "load_pruned",
+    "load_route_trace",
+    "mixtures",
     "prune",
     "record",
+    "run_decoder",
     "share_out",
+    "statistics",
+    "synthetic",
     "thresholded",
     "thresholds_of",
+    "trace",
 ]

@@ -12,3 +12,52 @@ Begin with `notebooks/hermes/fig03_hot_cold`, then `fig09_offloading_systems`. G
 - `tally`: neurons counted by place and level, and some of them picked
 - `toolkit.predictors.states`: the predictor of section IV-C, which other papers' figures use as well
 """
+
+from typing import TYPE_CHECKING
+
+from toolkit.lazy import lazy
+
+if TYPE_CHECKING:
+    from toolkit.papers.hermes import dimms, traces
+    from toolkit.papers.hermes.loads import ABLATION, FFN, SYSTEMS, Serving, gpu_room, loads_of, neuron_blocks
+    from toolkit.papers.hermes.mapping import NeuronBlock, NeuronMap, Room, greedy
+    from toolkit.papers.hermes.systems import (
+        COLOURS,
+        HIGH_END,
+        MACHINE,
+        SystemCase,
+        fitted_sets,
+        null_table,
+        serving_times,
+        shares,
+        systems_table,
+    )
+    from toolkit.papers.hermes.tokens import token_timeline
+else:
+    __getattr__, __dir__ = lazy(__name__)
+
+__all__ = [
+    "ABLATION",
+    "COLOURS",
+    "FFN",
+    "HIGH_END",
+    "MACHINE",
+    "SYSTEMS",
+    "NeuronBlock",
+    "NeuronMap",
+    "Room",
+    "Serving",
+    "SystemCase",
+    "dimms",
+    "fitted_sets",
+    "gpu_room",
+    "greedy",
+    "loads_of",
+    "neuron_blocks",
+    "null_table",
+    "serving_times",
+    "shares",
+    "systems_table",
+    "token_timeline",
+    "traces",
+]

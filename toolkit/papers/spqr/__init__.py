@@ -10,3 +10,63 @@ are the engine's (`toolkit.quantization.spqr`, `toolkit.formats.spqr`, `toolkit.
 - `speedups`: figures 3.2, 4.1 and 4.2: measured speed-ups, their byte limits, and a cost model of the thesis' GPUs
 - `forward_pass`: figure 4.3: whole forward passes, and twins beside llama.cpp
 """
+
+from typing import TYPE_CHECKING
+
+from toolkit.lazy import lazy
+
+if TYPE_CHECKING:
+    from toolkit.papers.spqr import forward_pass
+    from toolkit.papers.spqr.forward_pass import ModelTwin, forward_measurements, twin_measurements
+    from toolkit.papers.spqr.products import FEW, MANY, READ, MatrixTwin, product_measurements, random_outliers
+    from toolkit.papers.spqr.speedups import (
+        CSR,
+        DENSE_BITS,
+        MEAN,
+        NAMES,
+        OURS,
+        PTCSR,
+        QUICKER,
+        STORAGES,
+        WORD_WEIGHTS,
+        by_op,
+        draw_bars,
+        mean_row,
+        measured_speedups,
+        modelled_speedups,
+        product_s,
+        stored_bits,
+        without_kernels,
+    )
+else:
+    __getattr__, __dir__ = lazy(__name__)
+
+__all__ = [
+    "CSR",
+    "DENSE_BITS",
+    "FEW",
+    "MANY",
+    "MEAN",
+    "NAMES",
+    "OURS",
+    "PTCSR",
+    "QUICKER",
+    "READ",
+    "STORAGES",
+    "WORD_WEIGHTS",
+    "MatrixTwin",
+    "ModelTwin",
+    "by_op",
+    "draw_bars",
+    "forward_measurements",
+    "forward_pass",
+    "mean_row",
+    "measured_speedups",
+    "modelled_speedups",
+    "product_measurements",
+    "product_s",
+    "random_outliers",
+    "stored_bits",
+    "twin_measurements",
+    "without_kernels",
+]
