@@ -1,24 +1,30 @@
 """House rules of the notebooks, over every one there is; failures are listed together."""
 
 import ast
+import inspect
 import json
+from importlib import import_module
+
+import pytest
 
 from toolkit import hub, paths
 from toolkit.downloads import DOWNLOADS
 from toolkit.evidence.catalogue import PRESETS, explorers, notebooks, read_cells, read_parameters
 from toolkit.models import check_model
 from toolkit.quality import check_corpus
+from toolkit.source_facts import facts
 
 BOOKS = list(notebooks().values())
+ALL = [*BOOKS, *explorers().values()]
 
 
 def test_every_notebook_file_is_found():
     found = {path for path in (paths.root() / "notebooks").rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts}
-    assert {book.path for book in [*BOOKS, *explorers().values()]} == found
+    assert {book.path for book in ALL} == found
 
 
 def test_cells_are_short_and_have_no_outputs_and_the_first_asks_a_question():
-    for book in [*BOOKS, *explorers().values()]:
+    for book in ALL:
         cells = json.loads(book.path.read_text())["cells"]
         assert [cell["id"] for cell in cells if cell.get("outputs") or cell.get("execution_count")] == [], book.id
         code = [cell for cell in cells if cell["cell_type"] == "code" and not _is_parameters(cell)]
@@ -80,13 +86,13 @@ def _assigned(source: str) -> set[str]:
     return names - {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
 
 
-MOST_NAMES = 398  # a reader of all notebooks must know them; fewer is better
+MOST_NAMES = 130  # a reader of all notebooks must know them; fewer is better
 
 
 def test_notebooks_import_no_more_names_than_they_did():
-    """Names of the front door count once, as `import toolkit as tk`."""
+    """What they use of a namespace, such as `tk.residency` or `hermes`, is found behind its dot."""
     names = set()
-    for book in [*BOOKS, *explorers().values()]:
+    for book in ALL:
         for cell in (cell for cell in read_cells(book.path) if cell.kind == "code"):
             for node in ast.walk(ast.parse(cell.source)):
                 if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "toolkit":
@@ -94,3 +100,29 @@ def test_notebooks_import_no_more_names_than_they_did():
                 elif isinstance(node, ast.Import):
                     names |= {(alias.name, "") for alias in node.names if alias.name.split(".")[0] == "toolkit"}
     assert len(names) <= MOST_NAMES
+
+
+@pytest.mark.parametrize("book", [pytest.param(book, id=book.id) for book in ALL])
+def test_what_a_notebook_uses_of_the_toolkit_is_there(book):
+    code = "\n".join(cell.source for cell in read_cells(book.path) if cell.kind == "code")
+    for module, name, uses in facts(code).names:
+        if module.split(".")[0] == "toolkit":
+            for use in uses:
+                found = _imported(module, name)
+                for part in use.split("."):
+                    if inspect.ismodule(found) and part:
+                        assert hasattr(found, part), f"{found.__name__} has no {part}"
+                        found = getattr(found, part)
+
+
+def _imported(module: str, name: str) -> object:
+    """What `from module import name` binds; the module itself without a name."""
+    found = import_module(module)
+    if not name:
+        return found
+    return getattr(found, name) if hasattr(found, name) else import_module(f"{module}.{name}")
+
+
+def test_a_name_that_is_not_there_would_be_found():
+    assert facts("import toolkit as tk\ntk.residency.Lrru(3)").names == [("toolkit", "", ["residency.Lrru"])]
+    assert not hasattr(import_module("toolkit").residency, "Lrru")

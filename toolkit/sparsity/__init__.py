@@ -10,7 +10,7 @@ from toolkit.lazy import lazy
 
 if TYPE_CHECKING:
     from toolkit.models.cutting import thresholds_of
-    from toolkit.sparsity import statistics, synthetic, trace
+    from toolkit.sparsity import statistics, trace
     from toolkit.sparsity.calibration import Calibration, cut_windows
     from toolkit.sparsity.changed import load_changed, load_pruned
     from toolkit.sparsity.layerwise import LayerStatistics, prune
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from toolkit.sparsity.recording import mixtures, record
     from toolkit.sparsity.route_traces import load_route_trace
     from toolkit.sparsity.shares import share_out
+    from toolkit.sparsity.statistics import aggregated_usage, overlap, usage_of
+    from toolkit.sparsity.synthetic import BetaLaw, Drift, UsageLaw, draw, draw_layers
     from toolkit.sparsity.thresholds import CRITERIA, Magnitudes, run_decoder, thresholded
     from toolkit.sparsity.trace import Trace
 else:
@@ -26,22 +28,29 @@ else:
 __all__ = [
     "CRITERIA",
     "METHODS",
+    "BetaLaw",
     "Calibration",
+    "Drift",
     "LayerStatistics",
     "Magnitudes",
     "Trace",
+    "UsageLaw",
+    "aggregated_usage",
     "cut_windows",
+    "draw",
+    "draw_layers",
     "load_changed",
     "load_pruned",
     "load_route_trace",
     "mixtures",
+    "overlap",
     "prune",
     "record",
     "run_decoder",
     "share_out",
     "statistics",
-    "synthetic",
     "thresholded",
     "thresholds_of",
     "trace",
+    "usage_of",
 ]

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from toolkit.studies.forms import CALIBRATED, FORMS, entropy_bits, linears, store
     from toolkit.studies.loaded import tokens_of
     from toolkit.studies.mixtures import form_of
-    from toolkit.studies.predictors import PredictorVariant
+    from toolkit.studies.predictors import ALONE, PredictorVariant, compare_predictors
     from toolkit.studies.quality import AS_IS, Alteration, EvaluationSettings, accuracy, compared, paired, restored
     from toolkit.studies.thresholded import ThresholdedModel, few_samples, thresholds, trace
     from toolkit.studies.variants import ModelVariant, by_variant, compare_variants, few_bits_variants, of_second_model
@@ -17,6 +17,7 @@ else:
     __getattr__, __dir__ = lazy(__name__)
 
 __all__ = [
+    "ALONE",
     "AS_IS",
     "CALIBRATED",
     "FORMS",
@@ -27,6 +28,7 @@ __all__ = [
     "ThresholdedModel",
     "accuracy",
     "by_variant",
+    "compare_predictors",
     "compare_variants",
     "compared",
     "entropy_bits",

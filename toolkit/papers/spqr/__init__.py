@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from toolkit.lazy import lazy
 
 if TYPE_CHECKING:
-    from toolkit.papers.spqr import forward_pass
     from toolkit.papers.spqr.forward_pass import ModelTwin, forward_measurements, twin_measurements
     from toolkit.papers.spqr.products import FEW, MANY, READ, MatrixTwin, product_measurements, random_outliers
     from toolkit.papers.spqr.speedups import (
@@ -59,7 +58,6 @@ __all__ = [
     "by_op",
     "draw_bars",
     "forward_measurements",
-    "forward_pass",
     "mean_row",
     "measured_speedups",
     "modelled_speedups",
