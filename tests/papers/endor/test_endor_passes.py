@@ -11,6 +11,7 @@ from toolkit.measure import turns as measure_turns
 from toolkit.measure.race import Race, race_spans
 from toolkit.models import shapes
 from toolkit.models.workload import Workload
+from toolkit.papers.endor import rates
 from toolkit.papers.endor.cost_model import with_rates
 from toolkit.papers.endor.passes import pairs_table
 
@@ -29,7 +30,7 @@ def toy(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "cache_dir", lambda: folder)
         patch.setitem(shapes.SHAPES, "toy-opt", TOYS["toy-opt"])
-        patch.setitem(BOOK.pass_measurements.__globals__, "machine_here", lambda *arguments: RATED)
+        patch.setattr(rates, "this_machine", lambda *arguments: RATED)
         patch.setattr(measure_turns, "describe", lambda: {"cpu": "toy"})
         yield
 
