@@ -5,8 +5,7 @@ from toolkit import memory_limits
 from toolkit.errors import UserError
 from toolkit.offload import overhead
 from toolkit.offload.budget import Budget, BudgetError
-from toolkit.offload.growing_cache import ROOM
-from toolkit.offload.overhead import Overhead, ProcessLimit, TextRoom, budget_within, cache_bytes
+from toolkit.offload.overhead import ROOM, Overhead, ProcessLimit, TextRoom, budget_within, cache_bytes
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 100}
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-ROOM = 256  # positions: so often is the cache copied, and so much memory waits
+from toolkit.offload.overhead import ROOM
+
 OF_ROOM = {"room", "first", "written", "addresses", "left"}  # attributes of a layer
 
 

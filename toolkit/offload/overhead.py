@@ -29,6 +29,7 @@ SPANS = 24  # of a layer and token at most
 FLOAT = 4
 WIDTHS = 3  # vectors of a layer's widths that exist at once for each token of a prompt
 RESIDENT_SHARE = 0.9  # of free memory; the rest is for other processes and page tables
+ROOM = 256  # positions that a cache of keys and values grows by: so often is it copied, and so much memory waits
 LEAST_MARGIN = 1.01  # of the least limit that is named: what a process holds after its imports differs a little
 EXPERTS_OF_A_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")  # in configurations
 FILLED = 1.25  # what padding and buffers add to the bytes of weights, at most
@@ -116,7 +117,6 @@ def cache_bytes(config, positions: int) -> int:
 
     Layers with sliding attention hold no more positions than their window, once the prompt is done.
     """
-    from toolkit.offload.growing_cache import ROOM  # torch takes seconds
 
     heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", 1) or 1
     size = getattr(config, "head_dim", None) or config.hidden_size // max(1, getattr(config, "num_attention_heads", 1))
