@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests import contracts
-from toolkit import hub
+from toolkit import hub, paths
 
 # not `formats` and `storage`: they check at run time, and compiled functions take no checker
 CHECKED = ("absmax", "machines", "measure", "models", "offload", "quality", "quantization", "residency", "sparsity")
@@ -22,17 +22,18 @@ SLOW = """
 kernels/products sweep/sweep offload/families kernels/cuda tests/command_line tests/benchmarks offload/expert_model
 offload/model corm/expert_race kernels/neuron_records models/embedded offload/draft kernels/ptx hostile/hostile
 offload/neuron_model quantization/spqr offload/hot_neurons endor/endor kernels/spqr offload/uploader offload/quantised
-offload/layouts measure/race models/models kernels/bitmap tests/explorers kernels/neurons offload/head
-endor/endor_passes quality/tasks evidence/report tests/starts planner/sizes offload/batches
+offload/layouts offload/gguf_readers measure/race models/models kernels/bitmap tests/explorers kernels/neurons
+offload/head endor/endor_passes quality/tasks evidence/report tests/starts planner/sizes offload/batches
 kernels/parallel endor/operations sweep/lab offload/close evidence/tables kernels/compiled residency/policies
 spqr/spqr_forward sparsity/prune kernels/csr tests/wheel offload/single_token corm/corm predictors/kinds
 offload/new_format hermes/hot_cold offload/logit_check planner/neurons models/recipes
-kernels/single_token models/ffn formats/contract formats/contents formats/formats formats/spqr interchange/gguf
+kernels/single_token formats/contract formats/contents formats/formats formats/spqr interchange/gguf
 storage/readers storage/store offload/cache_operations offload/process_state offload/smallest models/gguf_logits
 tests/chat tests/serve tests/texts offload/cached_model
 """
 PLACES = {name: place for place, name in enumerate(SLOW.split())}
 
+sys.path.append(str(paths.root() / "benchmarks"))  # as the scripts there find their helpers
 gc.disable()  # until all tests are imported, which makes millions of objects that stay
 collection = contextlib.ExitStack()
 collection.enter_context(hub.lean("hqq"))  # which compiles when transformers imports it

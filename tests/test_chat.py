@@ -9,6 +9,7 @@ import pytest
 
 from tests import chat_model
 from tests.chat_model import END, LAST_ANSWER, START, answer
+from tests.refusals import refused_command
 from toolkit.__main__ import main
 from toolkit.errors import UserError
 from toolkit.interchange.reading import load_tokenizer
@@ -167,10 +168,7 @@ def test_ctrl_c_before_an_answer_takes_its_message_back_and_at_the_prompt_drops_
 
 
 REFUSED = [
-    (["--top-p", "0.5"], "--top-p 0.5: nothing is drawn at temperature 0"),
-    (["--temperature", "-1"], "temperature -1.0: expected 0"),
     (["--stop", ""], "--stop is empty"),
-    (["--memory", "much"], "--memory much: expected a size"),
     (["--dram", "1KB"], "budget"),
     (["--memory", "1MB"], "a limit of 1 MB for the process is too small"),
     (["--context", "5000"], "--context 5000: expected 2048 at most"),
@@ -178,10 +176,8 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "words"), REFUSED)
-def test_bad_options_are_one_line(tiny, talk, options, words):
-    error = talk(tiny[1], [], *options, status=2).err.splitlines()[-1]
-    assert error.startswith("error: ")
-    assert words in error
+def test_bad_options_are_one_line(tiny, capfd, options, words):
+    refused_command(["chat", str(tiny[1]), *options], words, capfd)
 
 
 def test_a_checkpoint_is_to_be_packed_first(tiny, talk):

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 from tests.damaged import damaged_bytes, damaged_json, damaged_safetensors, damaged_text
 from tests.families import write_family
+from tests.models.test_gguf import finish
 from tests.storage.conftest import make_ops
 from toolkit import paths, tensor_files
 from toolkit.commands.text import prompt_of
@@ -193,10 +194,7 @@ def test_a_gguf_file(tmp_path):
     shapes |= dict.fromkeys(("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"), (32,))
     for name, shape in shapes.items():
         writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     head = len(file.read_bytes()) - sum(4 * int(np.prod(shape)) for shape in shapes.values())
     name, damages = str(file), [*damaged_bytes(file.read_bytes(), 9, head, 120)]
     survive(file, damages, lambda: read_header(file), lambda: check_model(name), lambda: open_target(name))

@@ -1,20 +1,20 @@
 """`run` with a GGUF file: its text, what it says, and what it refuses."""
 
-import sys
-
 import pytest
-
-from toolkit import paths
-from toolkit.__main__ import main
-
-sys.path.append(str(paths.root() / "benchmarks"))  # as the scripts there find their helpers
 from gguf_files import CASES, write
+
+from tests.refusals import refused_command
+from toolkit.__main__ import main
 
 PROMPT = "the he"
 
 
-def run(file, *more):
-    return main(["run", str(file), "--prompt", PROMPT, "--max-new-tokens", "6", *more])
+def command(file, *more):
+    return ["run", str(file), "--prompt", PROMPT, "--max-new-tokens", "6", *more]
+
+
+def run(*given):
+    return main(command(*given))
 
 
 @pytest.mark.parametrize(("name", "words"), [("llama", "0 on disk"), ("qwen3moe", "of those needed were there")])
@@ -49,22 +49,16 @@ REFUSED = [
 @pytest.mark.parametrize(("more", "words"), REFUSED)
 def test_what_a_file_does_not_have_is_refused(tmp_path, capfd, more, words):
     write(CASES["llama"].model(), CASES["llama"], file := tmp_path / "model.gguf")
-    assert run(file, *more) == 2
-    error = capfd.readouterr().err.splitlines()[-1]
-    assert error.startswith("error: ")
-    assert words in error
+    refused_command(command(file, *more), words, capfd)
 
 
 def test_options_of_layers_are_refused_for_a_mixture(tmp_path, capfd):
     write(CASES["qwen3moe"].model(), CASES["qwen3moe"], file := tmp_path / "model.gguf")
-    assert run(file, "--weights", "decoded") == 2
-    assert "holds experts, which the CPU reads and uses" in capfd.readouterr().err
+    refused_command(command(file, "--weights", "decoded"), "holds experts, which the CPU reads and uses", capfd)
     assert run(file, "--residency", "lfu") == 0
     assert "of the experts" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("contents", [b"", b"text", b"GGUF\x03\x00\x00\x00"])
-def test_another_file_is_one_line(tmp_path, capfd, contents):
-    (tmp_path / "model.gguf").write_bytes(contents)
-    assert run(tmp_path / "model.gguf") == 2
-    assert "cannot be read as a GGUF file" in capfd.readouterr().err.splitlines()[-1]
+def test_another_file_is_one_line(tmp_path, capfd):
+    (tmp_path / "model.gguf").write_bytes(b"text")
+    refused_command(command(tmp_path / "model.gguf"), "cannot be read as a GGUF file", capfd)

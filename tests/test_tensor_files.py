@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.refusals import refused
 from toolkit import tensor_files
 from toolkit.errors import UserError
 
@@ -38,9 +39,8 @@ def test_every_altered_byte_is_noticed(file):
     whole = file.read_bytes()
     for at in range(len(whole)):
         file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(UserError, match="kept") as caught:
+        with refused("kept"):
             tensor_files.load(file, "test")
-        assert "\n" not in str(caught.value)
 
 
 def test_files_of_another_version_or_model_are_refused(tmp_path):

@@ -1,12 +1,11 @@
 """Whole processes that take turns: stand-ins without a process, and a small real one in a memory cgroup."""
 
-import sys
 from math import nan
 from types import SimpleNamespace
 
 import pytest
+from gguf_files import CASES, write
 
-from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.measure import processes
 from toolkit.measure.llama_cpp_process import NoRoom
@@ -24,9 +23,6 @@ from toolkit.measure.processes import (
     take_turns,
     tokens_within,
 )
-
-sys.path.append(str(paths.root() / "benchmarks"))  # as the scripts there find their helpers
-from gguf_files import CASES, write
 
 SAID = """opening packed
 6 tokens in 3.0 s: the first after 0.50 s, then 2.00 a second; 4 layers in DRAM, 2 on disk (direct reads); 9 MB

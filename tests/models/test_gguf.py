@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from toolkit.errors import UserError
+from tests.refusals import refused
 from toolkit.models import gguf_tokenizer, load_model
 from toolkit.models.gguf_header import read_header
 
@@ -29,6 +29,13 @@ COUNT = len(WORDS)
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def finish(writer):
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def write(file, architecture="qwen2", kind="F32", head=True, words=COUNT, without=(), more=None, **metadata):
@@ -76,8 +83,7 @@ def write(file, architecture="qwen2", kind="F32", head=True, words=COUNT, withou
         if full not in without:
             writer.add_tensor(full, values, raw_dtype=raw)
         weights[_name(full)] = torch.from_numpy(np.array(dense, np.float32))
-    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
-        step()
+    finish(writer)
     return weights
 
 
@@ -162,9 +168,8 @@ FAULTY = {
 def test_a_faulty_file_is_one_line(tmp_path):
     for changes, words in FAULTY.values():
         write(tmp_path / "tiny.gguf", **changes)
-        with pytest.raises(UserError, match=words) as caught:
+        with refused(words) as caught:
             load_model(str(tmp_path / "tiny.gguf"))
-        assert "\n" not in str(caught.value)
         assert "hub" not in str(caught.value)
 
 

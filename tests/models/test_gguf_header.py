@@ -6,6 +6,7 @@ import gguf
 import pytest
 import torch
 
+from tests.models.test_gguf import finish
 from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
 from toolkit.interchange.gguf import write_gguf
@@ -57,8 +58,7 @@ def test_mixture_by_hand(tmp_path):
     sizes |= {"blk.1.ffn_down_shexp": (64, 64)}
     for name, shape in sizes.items():
         writer.add_tensor(f"{name}.weight", torch.zeros(shape).numpy())
-    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
-        step()
+    finish(writer)
     shape = gguf_shape(read_header(tmp_path / "moe.gguf"))
     assert (shape.layers, shape.dense_layers, shape.dense_ffn, shape.ffn) == (2, 1, 96, 32)
     assert (shape.experts, shape.experts_per_token, shape.shared_experts) == (4, 2, 2)
@@ -98,9 +98,7 @@ def pieces(tmp_path):
         writer.add_embedding_length(64)
         for tensor, value in (("token_embd", 1), ("blk.0.ffn_up", 2), ("blk.0.ffn_down", 3), ("output_norm", 4)):
             writer.add_tensor(f"{tensor}.weight", torch.full((96, 64), float(value)).numpy())
-        steps = "write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"
-        for step in steps:
-            getattr(writer, step)()
+        finish(writer)
     return read_header(tmp_path / "whole.gguf"), sorted(tmp_path.glob("split*"))
 
 

@@ -1,15 +1,14 @@
 """A GGUF file's keys are applied or refused; `tests/offload/test_gguf_readers.py` compares the logits."""
 
 import re
-import sys
 from dataclasses import replace
 
 import gguf
 import pytest
 import torch
 import transformers
+from gguf_files import CASES, HEADS, HIDDEN, WORDS, write
 
-from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.models import load_model
 from toolkit.models.gguf import BY_TRANSFORMERS, architectures, check, read
@@ -17,9 +16,6 @@ from toolkit.models.gguf_config import FAMILIES, config_of
 from toolkit.models.gguf_header import read_header
 from toolkit.models.gguf_second_reading import compare
 from toolkit.models.gguf_tensors import ARCHITECTURES
-
-sys.path.append(str(paths.root() / "benchmarks"))  # as the scripts there find their helpers
-from gguf_files import CASES, HEADS, HIDDEN, WORDS, write
 
 TOKENS = (torch.arange(40) * 37 % WORDS)[None]  # longer than the windows, and than the lengths that factors are for
 LARGE = [name for name in CASES if "blocks" in name]  # as many as Gemma's 27 B has

@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tests.families import write_family
+from tests.refusals import refused
 from toolkit import downloads, hub, models
 from toolkit.errors import UserError
 from toolkit.models import MODELS, check_model, decoder_blocks, decoder_linears, load_model
@@ -102,9 +103,8 @@ def test_code_in_a_models_folder_is_never_run(tmp_path, monkeypatch, call):
     auto_map = {"AutoConfig": "custom.Config", "AutoModelForCausalLM": "custom.Model"}
     (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "custom", "auto_map": auto_map}))
     (tmp_path / "model" / "model.safetensors").touch()
-    with pytest.raises(UserError, match="code of its own") as caught:
+    with refused("code of its own"):
         call(str(tmp_path / "model"))
-    assert "\n" not in str(caught.value)
     assert not ran.exists()
 
 
@@ -113,9 +113,8 @@ def test_pickled_weights_are_never_read(tmp_path, call):
     origin = small("Llama", **LLAMA)
     origin.config.save_pretrained(tmp_path)
     torch.save(origin.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(UserError, match="pickled weights are not read") as caught:
+    with refused("pickled weights are not read"):
         call(str(tmp_path))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("call", [load_model, check_model])
@@ -139,14 +138,12 @@ def test_tensors_that_do_not_fit_the_config_are_named(tmp_path):
         (whole | {up: torch.ones(2, 2)}, "its tensors have other shapes than its config says"),
     ):
         save_file(tensors, weights, {"format": "pt"})
-        with pytest.raises(UserError, match=told) as caught:
+        with refused(told):
             load_model(str(tmp_path))
-        assert "\n" not in str(caught.value)
     for kept in (100, 0):
         weights.write_bytes(weights.read_bytes()[:kept])
-        with pytest.raises(UserError, match="cannot load model") as caught:
+        with refused("cannot load model"):
             load_model(str(tmp_path))
-        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("call", [load_model, check_model])

@@ -1,16 +1,12 @@
 """The facts of its source that a packed folder holds."""
 
 import hashlib
-import sys
 
 import torch
+from gguf_files import CASES, write
 
 from tests.families import write_family
-from toolkit import paths
 from toolkit.models.origin import origin
-
-sys.path.append(str(paths.root() / "benchmarks"))  # as the scripts there find their helpers
-from gguf_files import CASES, write
 
 
 def test_a_gguf_file_by_hand(tmp_path):

@@ -1,14 +1,13 @@
 """Models that are read from disk are evaluated block by block: the same numbers, and each block is read once."""
 
-import sys
 from collections import Counter
 
 import pytest
 import torch
+from gguf_files import CASES, write
 
 import toolkit as tk
 from tests.families import WORDS, load_family
-from toolkit import paths
 from toolkit.api.quality import in_step
 from toolkit.errors import UserError
 from toolkit.models.loading import load_model, open_model
@@ -18,9 +17,6 @@ from toolkit.offload.placement import LayerMap
 from toolkit.quality import evaluate_tasks, harness
 from toolkit.quality.local_tasks import Item, LocalTask
 from toolkit.storage.packing import Linears, pack_model
-
-sys.path.append(str(paths.root() / "benchmarks"))  # as the scripts there find their helpers
-from gguf_files import CASES, write
 
 TOKENS = torch.arange(128) * 11 % WORDS
 

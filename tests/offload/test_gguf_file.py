@@ -1,6 +1,5 @@
 """GGUF files that run as they are, against transformers' model with the same weights decoded."""
 
-import sys
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
@@ -8,8 +7,9 @@ from math import prod
 import pytest
 import torch
 import transformers
+from gguf_files import CASES, WORDS, write
+from gguf_twins import TWINS, write_twin
 
-from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.formats.twins import random_blocks
 from toolkit.hub import NO_CODE
@@ -20,10 +20,6 @@ from toolkit.offload.model import OffloadedModel
 from toolkit.offload.options import Demand
 from toolkit.offload.placement import LayerMap
 from toolkit.storage.gguf_store import GgufStore
-
-sys.path.append(str(paths.root() / "benchmarks"))  # as the scripts there find their helpers
-from gguf_files import CASES, WORDS, write
-from gguf_twins import TWINS, write_twin
 
 TOKENS = (torch.arange(40) * 37 % WORDS)[None]
 EXACT = 1e-4  # of the logits' standard deviation, with weights decoded

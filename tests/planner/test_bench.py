@@ -7,8 +7,8 @@ import pytest
 
 from tests.measure.test_processes import StandIn
 from tests.planner.test_plan import machine
+from tests.refusals import refused_command
 from toolkit.__main__ import main
-from toolkit.commands.bench import price_text
 from toolkit.errors import UserError
 from toolkit.measure.processes import KILLED
 from toolkit.planner import bench as module
@@ -120,15 +120,4 @@ def test_the_command_prints_rows_and_writes_table_and_plot(smol, tmp_path, capfd
     ],
 )
 def test_bad_input_is_one_line(smol, capfd, arguments, words):
-    assert main(["bench", *arguments]) == 2
-    error = capfd.readouterr().err.splitlines()[-1]
-    assert error.startswith("error: ")
-    assert words in error
-
-
-def test_prices_in_words():
-    row = pd.Series({"relative": 1.064, "relative_low": 1.06, "relative_high": 1.068, "guess": False})
-    assert price_text(row) == "1.064 ± 0.004"
-    assert price_text(row.replace({False: True})) == "~1.064 ± 0.004"
-    assert price_text(pd.Series({"relative": 1.0, "guess": False})) == "lossless"
-    assert price_text(pd.Series({"relative": float("nan"), "guess": False})) == "–"
+    refused_command(["bench", *arguments], words, capfd)

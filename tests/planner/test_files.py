@@ -1,12 +1,11 @@
 """The ways of running a GGUF file as it is: their bytes, beside the memory that the runtime takes."""
 
-import sys
 from dataclasses import replace
 
 import pytest
+from gguf_files import CASES, write
 
 from tests.planner.test_plan import machine  # noqa: F401 - a fixture
-from toolkit import paths
 from toolkit.offload.budget import Budget, BudgetError
 from toolkit.offload.decoder.architecture import architecture_of
 from toolkit.offload.decoder.decoder import Decoder
@@ -14,9 +13,6 @@ from toolkit.offload.model import OffloadedModel
 from toolkit.planner import files
 from toolkit.planner.plan import plan
 from toolkit.planner.target import open_target
-
-sys.path.append(str(paths.root() / "benchmarks"))  # as the scripts there find their helpers
-from gguf_files import CASES, write
 
 GB = 10**9
 

@@ -1,19 +1,16 @@
 """Plans of models of hundreds of gigabytes read headers alone: holes stand for the weights here."""
 
-import sys
 from time import process_time
 
 import pytest
+from folder_twins import write_folder
+from gguf_twins import write_twin
 
 from tests.planner.test_plan import machine
-from toolkit import memory_limits, paths
+from toolkit import memory_limits
 from toolkit.planner import memory
 from toolkit.planner.plan import plan
 from toolkit.planner.target import open_target
-
-sys.path.append(str(paths.root() / "benchmarks"))  # as the scripts there find their helpers
-from folder_twins import write_folder
-from gguf_twins import write_twin
 
 GB = 10**9
 __all__ = ["machine"]

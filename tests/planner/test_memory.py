@@ -1,13 +1,12 @@
 """Plans within a limit of the whole process."""
 
 import re
-import sys
 from dataclasses import replace
 
 import pytest
+from gguf_files import CASES, write
 
 from tests.planner.test_plan import GB, LLAMA, machine
-from toolkit import paths
 from toolkit.__main__ import main
 from toolkit.errors import UserError
 from toolkit.offload.overhead import Overhead, TextRoom
@@ -18,9 +17,6 @@ from toolkit.planner.plan_table import plan_text
 from toolkit.planner.target import open_target
 from toolkit.planner.ways import STREAMED, PlannedWay
 from toolkit.storage.gguf_store import GgufStore
-
-sys.path.append(str(paths.root() / "benchmarks"))  # as the scripts there find their helpers
-from gguf_files import CASES, write
 
 MB = 10**6
 BESIDE = Beside(layers=400 * MB, neurons=450 * MB, rival=100 * MB)

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 import toolkit as tk
+from tests.refusals import refused_command
 from toolkit import paths
 from toolkit.__main__ import main
 from toolkit.errors import UserError
@@ -149,9 +150,7 @@ def test_a_price_of_another_model_is_a_guess_and_orders_no_rows(machine):
     assert "measured with this model" in own.choices[0].why
 
 
-@pytest.mark.parametrize(
-    "name", ["opt-6.7b", "llama3.1-405b", "falcon-40b", "mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v3"]
-)
+@pytest.mark.parametrize("name", ["opt-6.7b", "mixtral-8x7b", "deepseek-v3"])
 def test_a_table_has_at_most_a_hundred_columns_and_what_reads_most_of_it_waits_for_the_disk(name, slow_disk):
     target = open_target(name)
     least = sizes.footprint(target.shape, target.ways[0]).needed_bytes
@@ -298,8 +297,7 @@ def test_bad_input_is_one_line(machine, capsys):
         (["llama2-7b", "--machine", "phone-like", "--fresh"], "--fresh: plans for phone-like are by bytes alone"),
         (["llama2-7c", "--dram", "6GB"], "unknown model 'llama2-7c'; did you mean 'llama2-7b'"),
     ):
-        assert main(["plan", *arguments]) == 2
-        assert message in capsys.readouterr().err.splitlines()[-1]
+        refused_command(["plan", *arguments], message, capsys)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.models.test_gguf import finish
 from tests.models.test_twins import TOYS
 from tests.studies.test_mixtures import quantize_chunk
 from toolkit.errors import UserError
@@ -63,8 +64,7 @@ def test_the_pieces_of_a_split_file_become_one_file(source, tmp_path):
             writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
-    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
-        step()
+    finish(writer)
     pieces = sorted(tmp_path.glob("split*"))
     assert len(pieces) > 1
     requantise(pieces[-1], tmp_path / "joined.gguf", "Q4_0")
@@ -93,10 +93,7 @@ def test_a_tied_embedding_has_the_type_of_a_head(monkeypatch, tmp_path):
     writer.add_tensor("token_embd.weight", torch.randn(8, 64).numpy())
     writer.add_tensor("blk.0.ffn_gate_inp.weight", torch.randn(4, 64).numpy())
     writer.add_tensor("blk.0.ffn_up_exps.weight", torch.randn(4, 8, 64).numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     requantise(tmp_path / "tied.gguf", tmp_path / "target.gguf", "Q3_K_S")
     kinds = {name: tensor.kind for name, tensor in read_header(tmp_path / "target.gguf").tensors.items()}
     assert list(kinds.values()) == ["Q8_0", "F32", "Q4_0"]  # no row is 256 long; routers stay
