@@ -37,14 +37,15 @@ def read(descriptor, offsets, sizes, places, target, taken):
 
 
 @compiled
-def read_many(context, depth, descriptor, offsets, sizes, places, target, results):
+def read_many(context, depth, descriptor, offsets, sizes, places, target, results, requests):
     """Read ranges with up to `depth` of them under way. `results[i]` is the number of bytes read, or below 0.
 
+    `requests` is zeroed room of `REQUEST_WORDS` for each. It is the caller's: the system has its address only, and
+    Numba frees an array of its own behind the last line that names it, which is before the system reads it.
     After a failure no more reads are started. Ranges that were not started keep their result. No read is under way at
     the end.
     """
     count, start = len(offsets), np.int64(target.ctypes.data)
-    requests = np.zeros((count, REQUEST_WORDS), np.int64)
     addresses = np.int64(requests.ctypes.data) + np.arange(count) * (8 * REQUEST_WORDS)
     events = np.empty((depth, EVENT_WORDS), np.int64)
     for index in range(count):

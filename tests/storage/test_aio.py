@@ -4,6 +4,8 @@ import errno
 import itertools
 import os
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -27,7 +29,7 @@ def expected(stored):
 def loop(failing):
     """The compiled loop of "aio" in Python, which reads backwards. It starts no more reads than the depth."""
 
-    def read_many(context, depth, descriptor, offsets, sizes, places, target, results):
+    def read_many(context, depth, descriptor, offsets, sizes, places, target, results, requests):
         for index in reversed(range(min(depth, len(sizes)))):
             part = memoryview(target)[places[index] : places[index] + sizes[index]]
             results[index] = failing() or os.preadv(descriptor, [part], offsets[index])
@@ -42,10 +44,33 @@ def test_after_a_failure_no_more_reads_are_started(stored):
         offsets[0] = 1 << 40
         target, results = aligned_buffer(61 * BLOCK_BYTES), np.full(61, -99)
         sizes, places = np.full(61, BLOCK_BYTES), np.arange(61) * BLOCK_BYTES
-        asynchronous.read_many(reader._context, 2, reader._descriptor("c"), offsets, sizes, places, target, results)
+        given = (reader._descriptor("c"), offsets, sizes, places, target, results)
+        asynchronous.read_many(reader._context, 2, *given, np.zeros((61, asynchronous.REQUEST_WORDS), np.int64))
     assert results[0] == 0
     assert (results == -99).sum() >= 40
     assert set(results[1:]) == {-99, BLOCK_BYTES}
+
+
+OVERWRITTEN = """
+import sys
+from pathlib import Path
+import numpy as np
+from toolkit.storage.buffers import aligned_buffer
+from toolkit.storage.chunks import Chunks
+from toolkit.storage.direct import BLOCK_BYTES, StoredFile
+from toolkit.storage.readers import READERS
+places = np.arange(64) * BLOCK_BYTES
+with READERS["aio"]({"c": StoredFile.of(Path(sys.argv[1]))}, depth=8) as reader:
+    chunks = Chunks("c", places, np.full(64, BLOCK_BYTES), places)
+    print(set(reader._read_many(reader._descriptor("c"), chunks, aligned_buffer(64 * BLOCK_BYTES)).tolist()))
+"""
+
+
+def test_requests_stay_until_the_system_has_read_them(stored):
+    """Also where the C library overwrites what is freed: the system has nothing but their address."""
+    command = [sys.executable, "-P", "-c", OVERWRITTEN, str(stored["c"].path)]
+    ended = subprocess.run(command, env=os.environ | {"MALLOC_PERTURB_": "165"}, capture_output=True, text=True)
+    assert ended.stdout.strip() == str({BLOCK_BYTES}), ended.stderr
 
 
 def test_signals_interrupt_nothing(stored):

@@ -34,11 +34,12 @@ class Aio(HostReader):
         super().__init__(files, chunk_bytes)
 
     def _open(self, stack: ExitStack) -> str:
-        from toolkit.kernels.reads import read_many  # Numba takes a while to import
+        from toolkit.kernels.reads import REQUEST_WORDS, read_many  # Numba takes a while to import
 
         self._context, none = _context(stack, self.depth), np.zeros(0, np.int64)
+        requests = np.zeros((0, REQUEST_WORDS), np.int64)
         # compiled before a clock is started
-        read_many(self._context, self.depth, -1, none, none, none, np.zeros(1, np.uint8), none)
+        read_many(self._context, self.depth, -1, none, none, none, np.zeros(1, np.uint8), none, requests)
         return super()._open(stack)
 
     def _read_all(self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]) -> None:
@@ -58,11 +59,12 @@ class Aio(HostReader):
         self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]
     ) -> Int64[np.ndarray, " chunks"]:
         """Read chunks; the bytes read of each, below 0 if it failed, `NOT_STARTED` after a failure."""
-        from toolkit.kernels.reads import read_many
+        from toolkit.kernels.reads import REQUEST_WORDS, read_many
 
         numbers = map(np.ascontiguousarray, (chunks.offsets, chunks.sizes, chunks.places))
         results = np.full(len(chunks.sizes), NOT_STARTED)
-        read_many(self._context, self.depth, descriptor, *numbers, target, results)
+        requests = np.zeros((len(results), REQUEST_WORDS), np.int64)
+        read_many(self._context, self.depth, descriptor, *numbers, target, results, requests)
         return results
 
 
