@@ -9,10 +9,10 @@ import torch
 
 from tests.sparsity.conftest import _small, tiny, tokens  # noqa: F401
 from toolkit import paths
-from toolkit.models.adapters import FILE, Adapters, add, merge
+from toolkit.models.adapters import Adapters, add, merge
 from toolkit.models.cutting import cut_for_good
 from toolkit.models.ffn import decoder_ffns
-from toolkit.models.upcycled import FILE as EXPERTS_FILE
+from toolkit.models.named import ADAPTERS, EXPERTS
 from toolkit.models.upcycled import as_mixtral, mixtral_from
 from toolkit.quality import perplexity
 from toolkit.sparsity import thresholded, thresholds_of
@@ -94,7 +94,7 @@ def test_folders_of_sparse_models_load_and_have_their_zeros(sparse, tiny, tokens
         folder, model = tmp_path / f"tiny-sparse{zeros * 100:g}", tiny("llama")
         quality = pd.read_csv(folder / "quality.csv").set_index("version")
         assert quality.loc["recovered", "zeros"] == pytest.approx(zeros, abs=0.1)
-        merge(model, folder / FILE)
+        merge(model, folder / ADAPTERS)
         cut_for_good(model)
         assert len(thresholds_of(model)) == 3
         assert perplexity(model, tokens, 16, 2) == pytest.approx(quality.loc["recovered", "perplexity"], rel=1e-2)
@@ -144,5 +144,5 @@ def test_the_folder_of_a_mixture_loads(upcycled, tiny, tokens, tmp_path, monkeyp
     upcycled.make("tiny", tmp_path)
     folder = tmp_path / "tiny-moe-upcycled"
     quality = pd.read_csv(folder / "quality.csv").set_index(["model", "text"])["perplexity"]
-    mixtral = mixtral_from(tiny("llama").requires_grad_(False), folder / EXPERTS_FILE, torch.float32)
+    mixtral = mixtral_from(tiny("llama").requires_grad_(False), folder / EXPERTS, torch.float32)
     assert perplexity(mixtral, tokens, 16, 2) == pytest.approx(quality["upcycled", "a"], rel=0.02)

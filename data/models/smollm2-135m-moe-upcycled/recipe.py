@@ -23,11 +23,11 @@ from torch.nn import functional
 
 from toolkit.errors import run_command
 from toolkit.files import new_folder
-from toolkit.models import fast_dtype, load_model
+from toolkit.models import fast_dtype, load_model, named
 from toolkit.models.adapters import rounded
 from toolkit.models.cutting import attached
 from toolkit.models.ffn import FFN, decoder_ffns
-from toolkit.models.upcycled import FILE, as_mixtral, check_llama, save
+from toolkit.models.upcycled import as_mixtral, check_llama, save
 from toolkit.progress import progress
 from toolkit.quality import load_tokens, perplexity
 from toolkit.sparsity.thresholds import run_decoder
@@ -64,7 +64,7 @@ def make(name: str, out: Path) -> None:
             rows.append((label, corpus, float(value), value.standard_error))
     quality = pd.DataFrame(rows, columns=["model", "text", "perplexity", "standard_error"])
     with new_folder(out / f"{Path(name).name}-moe-upcycled") as folder:
-        save(folder / FILE, model, parts, PER_TOKEN, {"model": name})
+        save(folder / named.EXPERTS, model, parts, PER_TOKEN, {"model": name})
         pd.DataFrame(curve).to_csv(folder / "curve.csv", index=False)
         quality.to_csv(folder / "quality.csv", index=False)
     print(quality.to_string(index=False))

@@ -26,9 +26,10 @@ from torch.nn import functional
 from toolkit.errors import run_command
 from toolkit.files import new_folder
 from toolkit.models import fast_dtype, load_model
-from toolkit.models.adapters import FILE, Adapters, LowRankDifference, as_stored, named_linears, save, sides
+from toolkit.models.adapters import Adapters, LowRankDifference, as_stored, named_linears, save, sides
 from toolkit.models.cutting import attached
 from toolkit.models.ffn import decoder_ffns
+from toolkit.models.named import ADAPTERS
 from toolkit.progress import progress
 from toolkit.quality import load_tokens, perplexity
 from toolkit.sparsity.calibration import Calibration, checked_windows
@@ -64,7 +65,7 @@ def make(name: str, out: Path) -> None:
         versions = {"dense": None, "thresholds alone": alone, "recovered": adapters}
         quality = pd.DataFrame([{"version": key, **evaluate(model, evaluation, it)} for key, it in versions.items()])
         with new_folder(out / f"{Path(name).name}-sparse{zeros * 100:g}") as folder:
-            save(folder / FILE, model, adapters, {"model": name})
+            save(folder / ADAPTERS, model, adapters, {"model": name})
             pd.DataFrame(curve).to_csv(folder / "curve.csv", index=False)
             quality.to_csv(folder / "quality.csv", index=False)
         print(quality.to_string(index=False), flush=True)
