@@ -77,6 +77,21 @@ def test_clean_up_is_not_interrupted_again():
     assert cleaned == [True]
 
 
+def test_a_clock_that_strikes_while_it_is_stopped_is_not_heard(monkeypatch):
+    stop = signal.setitimer
+
+    def late(clock, seconds):
+        """The signal comes before the clock stops, and Python's handler is called after."""
+        stop(clock, seconds)
+        if not seconds:
+            signal.raise_signal(signal.SIGALRM)
+
+    monkeypatch.setattr(signal, "setitimer", late)
+    with interrupts.raised():
+        assert run_command(lambda: signal.raise_signal(signal.SIGTERM)) == 128 + signal.SIGTERM
+        time.sleep(2 * interrupts.AGAIN_S)
+
+
 def test_a_signal_that_the_process_ignores_stays_ignored(monkeypatch):
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:

@@ -22,6 +22,7 @@ DEFAULTS = {
     signal.SIGALRM: signal.SIG_DFL,
 }
 _received: list[int] = []
+_again = False  # whether the exception comes again: a stroke of the clock may reach Python after the clock stops
 
 
 class Interrupted(KeyboardInterrupt):
@@ -39,6 +40,8 @@ def received() -> bool:
 
 def settle() -> int:
     """The first signal that asked this command to end, SIGINT if it was not noted; the exception comes no more."""
+    global _again
+    _again = False
     signal.setitimer(signal.ITIMER_REAL, 0)
     return _received[0] if _received else signal.SIGINT
 
@@ -60,17 +63,21 @@ def raised() -> Iterator[None]:
         yield
     finally:
         if _received:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            settle()
         for number in ours:
             signal.signal(number, before[number])
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
     """Raise `Interrupted`; for the clock's signal, only while nobody handles an earlier one."""
-    signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+    global _again
     if number != signal.SIGALRM:
         _received.append(number)
-    elif not _received or _handled(sys.exc_info()[1]):
+        _again = True
+    elif not _again:
+        return
+    signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+    if number == signal.SIGALRM and _handled(sys.exc_info()[1]):
         return
     raise Interrupted
 
