@@ -4,7 +4,7 @@
     write_folder("llama2-70b", Path("llama2-70b"), sparse=True)  # holes in place of weights, which take no disk
     python benchmarks/folder_twins.py llama2-7b FOLDER
 
-A shard is written at a time, a tensor at a time, so a large folder takes little memory.
+A shard is written at a time, a tensor at a time, so a large folder takes little memory. Each byte of a text is a token.
 """
 
 import json
@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from toolkit.hub import NO_CODE
 from toolkit.models.architectures import ARCHITECTURES
@@ -34,6 +35,7 @@ def write_folder(name: str, folder: Path, sparse: bool = False) -> None:
     model.config.architectures = [type(model).__name__]
     folder.mkdir(parents=True)
     model.config.save_pretrained(folder)
+    _tokenizer().save_pretrained(folder)
     shards = [*_shards({name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})]
     files = [f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
     places = {name: file for shard, file in zip(shards, files, strict=True) for name in shard}
@@ -59,6 +61,14 @@ def _outline(name: str) -> transformers.PreTrainedModel:
     )
     with torch.device("meta"):
         return transformers.AutoModelForCausalLM.from_config(config, **NO_CODE)
+
+
+def _tokenizer() -> transformers.PreTrainedTokenizerFast:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 def _shards(shapes: dict[str, tuple[int, ...]]) -> Iterator[dict[str, tuple[int, ...]]]:
