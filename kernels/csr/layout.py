@@ -98,14 +98,17 @@ class Outliers(ABC):
 
     def entries(self) -> tuple[Int64[Tensor, " count"], Int64[Tensor, " count"], Float16[Tensor, " count"]]:
         """Rows, columns and values of all outliers, without padding, by row and column."""
-        order = self._order()
+        return self._entries(self._order())
+
+    def _entries(self, order: Int64[Tensor, " count"]) -> tuple[Tensor, Tensor, Tensor]:
         return self.rows()[order], self.columns()[order], self.values()[order]
 
     def _order(self) -> Int64[Tensor, " count"]:
         """The places of all outliers among the words, by row and column."""
         outliers = self.col_vals != 0 if self.rows_at_once > 1 else torch.ones_like(self.col_vals, dtype=torch.bool)
         places = outliers.nonzero()[:, 0]
-        return places[torch.from_numpy(np.lexsort((self.columns()[places].numpy(), self.rows()[places].numpy())))]
+        keys = (self.rows() << WIDE_BITS | self.columns())[places]
+        return places[torch.from_numpy(np.argsort(keys.numpy(), kind="stable"))]  # a pass, if they are in order
 
     def check(self) -> None:
         """Raise `ValueError` unless the words are as `encode` packs them: finite numbers, at most one per place."""
@@ -113,12 +116,13 @@ class Outliers(ABC):
             raise ValueError("offsets fall")
         if np.any(self._bits() >> np.uint64(column_bits(self.shape[1]) + 16)):
             raise ValueError("a word has bits set above its value")
-        rows, columns, values = self.entries()
+        order = self._order()
+        rows, columns, values = self._entries(order)
         if not bool(((rows < self.shape[0]) & (columns < self.shape[1])).all()):
             raise ValueError(f"an outlier lies outside of the matrix, {self.shape[0]} x {self.shape[1]}")
         if not bool(values.isfinite().all()):
             raise ValueError("an outlier is not finite")
-        counts, words = np.bincount(rows, minlength=self.shape[0]), self._bits()[self._order().numpy()]
+        counts, words = np.bincount(rows, minlength=self.shape[0]), self._bits()[order.numpy()]
         offsets, words = self._place(counts, rows.numpy(), words)
         twice = bool(((rows.diff() == 0) & (columns.diff() == 0)).any())
         if twice or not np.array_equal(offsets, self.offsets) or not np.array_equal(words, self._bits()):

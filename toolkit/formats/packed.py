@@ -204,6 +204,13 @@ def non_zero(matrix: Tensor) -> Tensor:
     return bits(matrix) & torch.iinfo(BITS[matrix.dtype]).max != 0
 
 
+def all_finite(matrix: Tensor) -> bool:
+    """Whether no element of a floating-point matrix is infinite or NaN."""
+    infinity = int(bits(torch.tensor(torch.inf, dtype=matrix.dtype)))
+    magnitudes = bits(matrix).numpy() & torch.iinfo(BITS[matrix.dtype]).max
+    return bool(magnitudes.max(initial=0) < infinity)
+
+
 def carve(scratch: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A matrix in the first bytes of `scratch`, and the bytes behind it."""
     nbytes = shape[0] * shape[1] * dtype.itemsize

@@ -9,7 +9,7 @@ from jaxtyping import Int32, Int64
 from torch import Tensor
 
 from toolkit.errors import UserError
-from toolkit.formats.packed import Packed, expect
+from toolkit.formats.packed import Packed, all_finite, expect
 from toolkit.kernels import csr, spqr
 from toolkit.kernels.csr.layout import word_dtype
 from toolkit.kernels.engine import tuning
@@ -130,8 +130,7 @@ class SpQRMatrix(Packed):
                 raise ValueError(f"the permutation does not name each of {self.shape[1]} columns once")
         for first in range(0, self.shape[0], ROWS_AT_ONCE):
             last = min(first + ROWS_AT_ONCE, self.shape[0])
-            total = self._padded_rows(first, last).sum(dtype=torch.float32)
-            if not bool(total.isfinite()):  # sums of fp16 numbers do not overflow fp32
+            if not all_finite(self._padded_rows(first, last)):
                 raise ValueError(f"a weight of rows {first} to {last - 1} is too large for fp16: it is not finite")
 
 
