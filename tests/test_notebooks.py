@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import re
 from importlib import import_module
 
 import pytest
@@ -16,6 +17,22 @@ from toolkit.source_facts import facts
 
 BOOKS = list(notebooks().values())
 ALL = [*BOOKS, *explorers().values()]
+SOLUTION = re.compile(r"\n\n<details><summary>Solution</summary>\n\n\S.*\S\n\n</details>$", re.DOTALL)
+UNSOLVED = {
+    "00_quickstart",
+    "where_zeros_fall_masks",
+    "fig05_prediction_accuracy",
+    "fig08_breakdown",
+    "operation",  # the exponent of smoothing
+    "fig03_low_rank_predictor",
+    "fig08_long_generation",
+    "fig09_fired_predicted",
+    "fig10_predictor_rank",
+    "fig11_predictor_perplexity",
+    "tab01_zero_shot",
+    "tab07_generations",
+    "fig3_3_row_density",
+}
 
 
 def test_every_notebook_file_is_found():
@@ -38,6 +55,16 @@ def test_cells_are_short_and_have_no_outputs_and_the_first_asks_a_question():
 
 def _is_parameters(cell: dict) -> bool:
     return "parameters" in cell["metadata"].get("tags", ())
+
+
+def test_every_exercise_has_its_solution_in_a_fold():
+    """`UNSOLVED` lists the files that have none yet; a file that gets one must leave it."""
+    missing = set()
+    for book in BOOKS:
+        texts = [cell.source for cell in read_cells(book.path) if cell.kind == "markdown"]
+        exercises = [text for text in texts if text.startswith("## Exercise")]
+        missing |= {book.path.stem for text in exercises or [""] if not SOLUTION.search(text)}
+    assert missing == UNSOLVED
 
 
 def test_a_file_of_several_figures_names_each_of_them_and_has_a_title_of_its_own():
