@@ -14,6 +14,7 @@ import torch
 
 from tests.kernels.families import needs_numba_cuda
 from tests.models.test_twins import TOYS
+from tests.offload.test_gguf_file import random_file
 from toolkit import paths
 from toolkit.models import shapes
 from toolkit.models.twins import twin_model
@@ -41,6 +42,7 @@ SMALL = {
     "offload": "--folder {tmp} --layers 3 --repetitions 1",
     "packs": "model wanda",
     "process_parts": "{tmp}/packed --dram 100MB --prompt-tokens 8 --runs 1",
+    "prompts": "--models {tmp}/model.gguf --tokens 40 --turns 1",
     "sparse_bitmask": "--rows 64 --columns 64 --repetitions 1",
     "spqr": "--shapes 64x64 --repetitions 1 --pause-ms 0",
     "storage_fio": "--folder {tmp} --file-mib 64 --read-s 0.01 --repetitions 1",
@@ -49,6 +51,7 @@ SMALL = {
 SIZES = {  # constants of the scripts
     "blocks": {"COLD_BYTES": 1, "SHAPES": {"qwen2.5-1.5b": [(64, 256)]}},
     "neurons": {"COLD_BYTES": 1},
+    "prompts": {"STEPS": 8, "SHAPE": (4, 8, 8)},
     "neuron_records": {"COLD_BYTES": 1},
     "spqr": {"OTHER_BYTES": 1},
     "decode_step": {"RIVALS": (), "LAYERS": 2, "VOCABULARY": 512, "READ_BYTES": 1 << 20},
@@ -95,7 +98,9 @@ def test_a_benchmark_runs(small, monkeypatch, capsys, name):
         )
     if name == "offload":  # llama.cpp's environment would have to be made first
         monkeypatch.setattr(module, "LLAMA_CPP", ())
-    if name == "gguf_logits":  # so would this one's
+    if name == "prompts":
+        random_file("qwen2", "Q4_K", small / "model.gguf")
+    if name in ("gguf_logits", "prompts"):  # so would these
         monkeypatch.setattr(module.llama_cpp, "missing", lambda: "no llama.cpp")
     if name in ("gguf_processes", "packs"):  # they would run whole processes for minutes
         monkeypatch.setattr(module, "missing", lambda: "no cgroup")

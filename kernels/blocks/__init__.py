@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from toolkit.kernels.blocks import cpu, cpu_avx512, ggml
+from toolkit.kernels.blocks import cpu, cpu_avx512, cpu_panels, ggml
 from toolkit.kernels.blocks.layout import LAYOUTS, PLAIN, ROUNDED, BlockLayout
 from toolkit.kernels.engine.backends import AVX2, Backend, Backends
 from toolkit.kernels.engine.elements import ITEM_BYTES
@@ -31,6 +31,7 @@ __all__ = ["LAYOUTS", "PLAIN", "BlockLayout", "product"]
 
 # gives the task that prepares vectors, by the name of the rounding, the vectors, and what makes the task
 Prepared = Callable[[str, np.ndarray, Callable[[np.ndarray], Task]], Task]
+PANELS = "avx512"  # the way that has panels
 ROWS_AT_ONCE = 256  # decoded together by `gguf`, whose intermediate results take several times their size
 
 
@@ -48,6 +49,14 @@ def product(name: str, data: np.ndarray, x: np.ndarray, out: np.ndarray) -> Prod
     return backends(name).choose("auto").product(name, data, x, out, _shared)
 
 
+def in_panels(name: str) -> bool:
+    """Whether many vectors are multiplied with panels of unpacked rows: the more at once, the better.
+
+    Their sums differ in the last bits from those of a few vectors.
+    """
+    return name not in PLAIN and backends(name).available()[0] == PANELS
+
+
 def numbers(name: str, data: np.ndarray) -> np.ndarray:
     """The numbers of a type of `PLAIN`, as their bits, without a copy."""
     return data.view(f"u{ITEM_BYTES[PLAIN[name]]}")
@@ -60,8 +69,9 @@ def backends(name: str) -> Backends:
 
 
 def _by_avx512(name: str, data: np.ndarray, x: np.ndarray, y: np.ndarray, prepared: Prepared) -> Product:
-    task = prepared(cpu_avx512.rounding(name), x, partial(cpu_avx512.preparing, name))
-    return Product(Task(cpu_avx512.product(name), (data, *task.arguments[-3:], y), len(data), data.nbytes), (task,))
+    way = cpu_panels if len(x) >= cpu_panels.FEWEST else cpu_avx512
+    task = prepared(way.rounding(name), x, partial(way.preparing, name))
+    return Product(Task(way.product(name), (data, *task.arguments[-3:], y), len(data), data.nbytes), (task,))
 
 
 def _by_ggml(name: str, data: np.ndarray, x: np.ndarray, y: np.ndarray, prepared: Prepared) -> Product:

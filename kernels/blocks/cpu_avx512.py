@@ -166,13 +166,15 @@ def multiply_row(name: str):
         count = vectors.literal_value
 
         def generate(context, builder, signature, arguments):
-            begins = _row(context, builder, signature, arguments, 0, arguments[1])
+            begins = row_pointer(context, builder, signature, arguments, 0, arguments[1])
             of_vectors = [builder.add(arguments[5], I64(number)) for number in range(count)]
-            rows = [Row(*(_row(context, builder, signature, arguments, k, v) for k in (2, 3, 4))) for v in of_vectors]
+            rows = [
+                Row(*(row_pointer(context, builder, signature, arguments, k, v) for k in (2, 3, 4))) for v in of_vectors
+            ]
             sums = [cgutils.alloca_once(builder, FLOATS) for _ in rows]
             for place in sums:
                 builder.store(ir.Constant(FLOATS, None), place)
-            row_bytes = _columns(builder, arguments[0])
+            row_bytes = second_size(builder, arguments[0])
             units = builder.udiv(row_bytes, I64(nbytes))
             with cgutils.for_range(builder, units, intp=I64) as loop:
                 block = builder.gep(begins, [builder.mul(loop.index, I64(nbytes))])
@@ -192,15 +194,15 @@ def multiply_row(name: str):
     return multiply_row
 
 
-def _columns(builder, array: ir.Value) -> ir.Value:
+def second_size(builder, array: ir.Value) -> ir.Value:
     """The second size of an array's."""
     return builder.extract_value(builder.extract_value(array, 5), 1)
 
 
-def _row(context, builder, signature, arguments, number: int, row) -> ir.Value:
+def row_pointer(context, builder, signature, arguments, number: int, row) -> ir.Value:
     """A pointer to a row of the argument of this number."""
     kind = context.get_value_type(signature.args[number].dtype)
-    at = builder.mul(row, _columns(builder, arguments[number]))
+    at = builder.mul(row, second_size(builder, arguments[number]))
     return simd.pointer(context, builder, signature.args[number], arguments[number], at, kind)
 
 

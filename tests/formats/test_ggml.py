@@ -69,6 +69,18 @@ def test_products_are_those_of_rounded_vectors(name, way):
             check_product(packed, way, vectors)
 
 
+@pytest.mark.parametrize(("name", "way"), WAYS)
+def test_products_with_many_vectors(name, way):
+    """With panels of sixteen rows and groups of eight vectors, whole ones and others; long rows have few panels."""
+    elements, random = TYPES[name].layout.elements, np.random.default_rng(0)
+    longest = [(70, 8960)] if name in ("Q4_K", "Q6_K", "Q8_0") else []
+    for rows, columns in longest:
+        check_product(random_blocks(name, rows, columns), way, 33)
+    for seed in range(4):
+        rows, blocks_of_row, vectors = (int(random.integers(1, most)) for most in (70, 9, 60))
+        check_product(random_blocks(name, rows, blocks_of_row * elements, seed), way, 32 + vectors, seed)
+
+
 @pytest.mark.usefixtures("no_library")
 @pytest.mark.parametrize("name", ["F16", "Q4_K", "IQ2_S", "MXFP4"])
 def test_without_the_library(name):
@@ -108,7 +120,7 @@ def test_any_bytes_are_taken(name, way):
             data[:] = np.random.default_rng(0).integers(0, 256, data.shape, np.uint8)
         packed = TYPES[name]((3, 1024), at_the_end_of_memory(torch.from_numpy(data)))
         packed.decode()
-        for vectors in (1, 5):
+        for vectors in (1, 5, 33):
             for x in (torch.ones(vectors, 1024), torch.full((vectors, 1024), torch.nan), torch.zeros(vectors, 1024)):
                 found = tensors.matvec(name, packed.data, x, backend=way)
                 assert found.shape == (vectors, 3)

@@ -17,6 +17,8 @@ from numba.core.bytecode import FunctionIdentity
 
 from toolkit.errors import UserError
 from toolkit.kernels import bitmap, csr, dense, neurons, single_token, spqr
+from toolkit.kernels.attention import prompt_attention
+from toolkit.kernels.blocks import cpu_avx512, cpu_panels
 from toolkit.kernels.engine import compiled, simd
 from toolkit.kernels.engine.tensors import BITS, FLOAT_BITS
 
@@ -224,7 +226,8 @@ def kernels():
         for backend, kind, name in itertools.product(table.values(), kinds, ("relu", "silu")):
             arguments = ((False,), (True,)) if table is neurons.BACKENDS else ((),)
             yield from (backend.product(kind, name, *gated) for gated in arguments)
-    yield from (single_token.attention(dtype) for dtype in FLOAT_BITS)
+    yield from (function(dtype) for function in (single_token.attention, prompt_attention) for dtype in FLOAT_BITS)
+    yield from (way.product(name) for way in (cpu_avx512, cpu_panels) for name in ("Q4_K", "Q8_0"))
     yield from (backend.product(dtype) for backend in dense.BACKENDS.values() for dtype in BITS)
 
 

@@ -31,6 +31,7 @@ def test_every_reader_gives_the_logits_of_the_original(tmp_path, name, monkeypat
     monkeypatch.setattr(decoders, "BATCH_BYTES", 1)  # prompts are two batches
     monkeypatch.setattr(decoders, "FEWEST", 12)
     monkeypatch.setattr(steps, "AT_ONCE", 8)
+    monkeypatch.setattr(steps, "UP_AT_ONCE", 8)
     original = CASES[name].model()
     write(original, CASES[name], file := tmp_path / "model.gguf")
     tokens = torch.tensor([TOKENS])

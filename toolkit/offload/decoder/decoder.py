@@ -18,13 +18,14 @@ from jaxtyping import Float32
 
 from toolkit.errors import UserError
 from toolkit.kernels.engine.parallel import Program
+from toolkit.kernels.engine.team import num_threads
 from toolkit.models.gguf_header import GgufHeader
 from toolkit.offload.block_steps import STAYING, block_steps, stretches
 from toolkit.offload.budget import Budget
 from toolkit.offload.decoder.architecture import Architecture
 from toolkit.offload.decoder.experts import PROGRAM_BYTES, Mixtures, least_experts_bytes
 from toolkit.offload.decoder.steps import (
-    AT_ONCE,
+    UP_AT_ONCE,
     Ffn,
     FileBlock,
     GatedFfn,
@@ -51,6 +52,7 @@ from toolkit.timeline import Recorder
 # memory for it fewer pieces would stay, and each new token would read them again
 BATCH_BYTES = 28_000_000
 FEWEST = 32  # tokens of a batch
+SCRATCH_BYTES = 1_000_000  # of each thread: rows unpacked for a prompt, or scores of its attention
 OPENING = 32_000_000  # the first compiled kernels, threads, programs, buffers of reads
 CODE = 16_000_000  # pages of libraries that are needed again and again
 
@@ -63,7 +65,7 @@ class Decoder(AbstractContextManager):
     `recorder`. One thread uses it.
     """
 
-    repeats = True
+    repeats = False  # sums of many tokens together have another order
 
     def __init__(
         self,
@@ -252,7 +254,8 @@ def overhead(sizes: Architecture, room: TextRoom, compiles: bool) -> Overhead:
         compiler=COMPILER if compiles else 0,
         cache=sizes.cache_bytes(room.positions),
         prompt=batch * sizes.vector_bytes
-        + min(batch, AT_ONCE) * sizes.ffn * FLOAT
+        + min(batch, UP_AT_ONCE) * sizes.ffn * FLOAT
+        + num_threads() * SCRATCH_BYTES
         + 2 * room.positions * sizes.heads * FLOAT,
         logits=3 * FLOAT * sizes.words,
         timeline=2 * SPAN * pieces * room.new,

@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from toolkit.kernels import blocks
+from toolkit.kernels.attention import prompt_attention, tiles_of
 from toolkit.kernels.engine.parallel import Product, Task, stages
 from toolkit.kernels.single_token import NO_SINKS, add_to, append, attention, gate
 from toolkit.models.gguf_header import LAYERS
@@ -21,7 +22,9 @@ from toolkit.offload.decoder.architecture import FFN_NORM, NORM, Architecture
 from toolkit.offload.decoder.rotary import Rotary
 from toolkit.offload.decoder.weights import FFN, MatrixBlocks
 
-AT_ONCE = 64  # vectors of a product: rounded to 8 bits they fit the second cache
+AT_ONCE = 64  # vectors of a product without panels: rounded to 8 bits they fit the second cache
+UP_AT_ONCE = 128  # vectors of the second linear of an FFN
+PROMPT = 32  # tokens: of so many on, attention takes some together
 BITS = {"float32": np.uint32, "bfloat16": np.uint16}
 
 
@@ -33,10 +36,11 @@ class Products:
     outs: Mapping[str, np.ndarray]
 
     def stages(self, weights: Mapping[str, MatrixBlocks]) -> list[list[Task]]:
-        """The products with these weights; a product of many vectors takes some at a time."""
+        """The products with these weights; without panels a product of many vectors takes some at a time."""
         found = []
-        for first in range(0, len(self.x), AT_ONCE):
-            some = slice(first, first + AT_ONCE)
+        at_once = len(self.x) if all(blocks.in_panels(weights[name].kind) for name in self.outs) else AT_ONCE
+        for first in range(0, len(self.x), at_once):
+            some = slice(first, first + at_once)
             found += stages([self._product(*weights[name], some, out) for name, out in self.outs.items()])
         return found
 
@@ -79,7 +83,7 @@ class TokenVectors:
         self.x, self.more, self.given = (np.zeros((tokens, hidden), np.float32) for _ in range(3))
         self.query, self.attended = (np.zeros((tokens, sizes.heads, size), np.float32) for _ in range(2))
         self.key, self.value = (np.zeros((tokens, sizes.key_heads, size), np.float32) for _ in range(2))
-        self.gate, self.up = (np.zeros((count, sizes.ffn), np.float32) for count in (tokens, min(tokens, AT_ONCE)))
+        self.gate, self.up = (np.zeros((count, sizes.ffn), np.float32) for count in (tokens, min(tokens, UP_AT_ONCE)))
         kinds = {id(parameters): parameters for parameters in sizes.ropes}
         self._rotaries = {kind: Rotary(parameters, size) for kind, parameters in kinds.items()}
         self._angles = {kind: np.zeros((2, tokens, size), np.float32) for kind in kinds}
@@ -164,12 +168,14 @@ class FileBlock:
         """See `DecoderBlock`."""
         of, sizes = self.vectors, self.sizes
         keys, values = self.cache.keys[self.number], self.cache.values[self.number]
-        rows, sinks = of.tokens * sizes.key_heads, self._number("attn_sinks")
+        many, sinks = of.tokens >= PROMPT, self._number("attn_sinks")
+        stretches = tiles_of(of.tokens, sizes.heads, sizes.key_heads) if many else of.tokens
+        rows, function = stretches * sizes.key_heads, prompt_attention if many else attention
         window, scale = sizes.windows[self.number], np.float32(sizes.scale)
         given = of.query, keys, values, of.span, window, scale, NO_SINKS if sinks is None else sinks, of.attended
         return [
             Task(append(sizes.dtype), (of.key, of.value, of.span, keys, values)),
-            Task(attention(sizes.dtype), given, rows, rows * 2 * keys[0].nbytes),
+            Task(function(sizes.dtype), given, rows, of.tokens * 2 * keys.nbytes),
         ]
 
     def ffn(self) -> "list[Step]":
