@@ -239,7 +239,7 @@ class _Tile:
             self.builder.store(ir.Constant(FLOATS, None), place, align=REGISTER)
 
     def load(self, sums: Sequence[ir.Value]) -> list[ir.Value]:
-        """What is behind pointers."""
+        """The numbers behind pointers."""
         return [self.builder.load(place, align=REGISTER) for place in sums]
 
     def of_vectors(self, source: ir.Value, first: ir.Value) -> list[ir.Value]:
@@ -434,7 +434,7 @@ def rounding(name: str) -> str:
 def preparing(name: str, x: np.ndarray) -> Task:
     """The task that prepares vectors, fp32 [vectors, columns], for a type: its last arguments are what products take.
 
-    Of each group of eight vectors these are codes, scales and what parts have. Vectors that there are not are zeros.
+    These are codes, scales and what parts have, of each group of eight vectors. Vectors that there are not are zeros.
     """
     (vectors, columns), form = x.shape, form_of(name)
     groups = -(-vectors // VECTORS)
