@@ -34,7 +34,8 @@ def prune(
         method: "wanda" (Sun et al., 2024), "sparsegpt" (Frantar and Alistarh, 2023), "magnitude", or a method of yours.
         sparsity: share of zeros, 0 to 1.
         pattern: "N:M" keeps N of every M consecutive inputs and decides the sparsity.
-        corpus: calibration text, "wiki-slice", "python-sources", "wikitext-2" or "c4". Magnitude needs none.
+        corpus: calibration text, "wiki-slice", "python-sources", "wikitext-2" or "c4", or several joined by "+".
+            Magnitude needs none.
         windows: how many windows of it are drawn.
         sequence_length: tokens of a window.
         tokenizer: None takes the one of the folder or file that the model was loaded from.

@@ -104,7 +104,7 @@ def add_parser(commands, **style) -> None:
         option = next(iter(owners.values()))
         group.add_argument(f"--{name}", default=None, help=f"{option.help} ({_defaults(owners)})", **option.settings)
     parser.add_argument("--out", type=Path, required=True, help="a folder that does not exist yet")
-    corpora = "calibration text: wiki-slice (default), python-sources, wikitext-2 or c4"
+    corpora = "calibration text: wiki-slice (default), python-sources, wikitext-2, c4, or several joined by +"
     parser.add_argument("--corpus", default="wiki-slice", help=corpora)
     for option in COMMON:
         parser.add_argument(f"--{option.name}", default=option.default, help=option.help, **option.settings)
@@ -318,10 +318,12 @@ def _quality(options: Namespace, tokenizer) -> str:
     from toolkit.models.loading import open_model
     from toolkit.models.streams import run_in_step
     from toolkit.quality import load_tokens
+    from toolkit.sparsity.calibration import AND
 
+    corpus = options.corpus.split(AND)[0]
     print(f"{options.out}: evaluating (--no-evaluate leaves this out)", file=sys.stderr)
     try:
-        tokens = load_tokens(options.corpus, tokenizer, "evaluation")
+        tokens = load_tokens(corpus, tokenizer, "evaluation")
         after = _packed_perplexity(options, tokens)
         model = open_model(options.model, torch_dtype(options.dtype) or fast_dtype())[0]
         before = brief_perplexity(model, tokens, run=partial(run_in_step, model, title="evaluating the model"))
@@ -330,7 +332,7 @@ def _quality(options: Namespace, tokenizer) -> str:
         return f"not evaluated: {error}"
     except KeyboardInterrupt as error:
         raise type(error)(f"stopped; {options.out} is complete, but was not evaluated") from error
-    text = f"{options.corpus}, {after.windows} windows of {after.sequence_length} tokens"
+    text = f"{corpus}, {after.windows} windows of {after.sequence_length} tokens"
     return f"perplexity {before:.1f} {kind}, {after:.1f} packed ({text})"
 
 

@@ -1,7 +1,8 @@
 """The text that a model is calibrated on, and what a model must be for it."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 
 import torch
@@ -14,13 +15,15 @@ from toolkit.models.on_demand import present
 from toolkit.quality import begun, load_tokens, token_ids
 from toolkit.vocabulary import check_vocabulary
 
+AND = "+"  # between the names of corpora
+
 
 @dataclass(frozen=True)
 class Calibration:
     """The text that a model is calibrated on: windows of a text, drawn at random and without overlap."""
 
     corpus: str = "wiki-slice"
-    """As `load_tokens` takes it."""
+    """As `load_tokens` takes it; "wiki-slice+python-sources" for windows of both."""
     windows: int | None = None
     """How many are drawn; None for all there are. The papers take 128."""
     sequence_length: int = 1024
@@ -36,8 +39,18 @@ class Calibration:
         return every[order[:asked]]
 
     def draw_from_corpus(self, tokenizer: object) -> Int64[Tensor, "windows tokens"]:
-        """Draw the windows from the corpus. Raises `UserError` as `load_tokens` and `draw` do."""
-        return self.draw(load_tokens(self.corpus, tokenizer, "calibration"))
+        """Draw the windows from the corpus; of several, as many from each, in turn.
+
+        Raises `UserError` as `load_tokens` and `draw` do.
+        """
+        corpora = self.corpus.split(AND)
+        if len(corpora) == 1:
+            return self.draw(load_tokens(self.corpus, tokenizer, "calibration"))
+        _check_counts(self.windows, self.sequence_length)
+        share = replace(self, windows=self.windows and math.ceil(self.windows / len(corpora)))
+        drawn = [share.draw(load_tokens(name, tokenizer, "calibration")) for name in corpora]
+        fewest = min(map(len, drawn))
+        return torch.stack([windows[:fewest] for windows in drawn], dim=1).flatten(0, 1)[: self.windows]
 
 
 DEFAULT = Calibration()
@@ -49,9 +62,7 @@ def cut_windows(tokens: object, windows: int | None, sequence_length: int) -> In
     Raises `UserError` if there are too few tokens, or tokens or numbers are of the wrong kind.
     """
     tokens = token_ids(tokens, "calibration")
-    for label, value in {"windows": windows, "sequence_length": sequence_length}.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
-            raise UserError(f"{label} is {value!r}; expected a whole number, at least 1")
+    _check_counts(windows, sequence_length)
     windows = max(len(tokens) // sequence_length, 1) if windows is None else windows
     if len(tokens) < windows * sequence_length:
         raise UserError(
@@ -59,6 +70,12 @@ def cut_windows(tokens: object, windows: int | None, sequence_length: int) -> In
             f"{windows * sequence_length}; ask for fewer windows or give more text"
         )
     return tokens[: windows * sequence_length].reshape(windows, sequence_length)
+
+
+def _check_counts(windows: object, sequence_length: object) -> None:
+    for label, value in {"windows": windows, "sequence_length": sequence_length}.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
+            raise UserError(f"{label} is {value!r}; expected a whole number, at least 1")
 
 
 def checked_windows(model: nn.Module, windows: object) -> Int64[Tensor, "windows tokens"]:

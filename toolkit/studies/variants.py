@@ -44,7 +44,8 @@ class ModelVariant(Alteration):
     with an importance matrix for dense models; with `HEAD_TOO` behind it the output head is stored, too, and its
     weights count.
     `sparsity` is the share of zeros asked for; a `pattern` decides it. The last three fields matter to calibrated
-    methods and forms only; without a `calibration_corpus` they see the corpus of the evaluation.
+    methods and forms only; without a `calibration_corpus` they see the corpus of the evaluation. It may name several,
+    as `Calibration` has them.
     """
 
     form: str = "fp16"
