@@ -62,6 +62,7 @@ SPOT_VALUES = [
     ("spqr/fig4_3-accuracy-loss", 1, "points"),
     ("endor/fig03-fc-share", 66, "percent"),
     ("beyond/lossless-zipnn-ratio", 0.67, "ratio"),
+    ("beyond/price_by_size-opt-350m", 1.435, "ratio"),
     ("corm/fig07-deepseek-over-mixtral-offload-128", 1.27, "speedup"),
 ]
 

@@ -12,9 +12,9 @@ from toolkit.lazy import lazy
 
 if TYPE_CHECKING:
     from toolkit.papers.beyond.input_zeros import InputZeros
-    from toolkit.papers.beyond.priced import Texts, in_types, prices, sizes
+    from toolkit.papers.beyond.priced import Texts, in_types, prices, sizes, window_nll
     from toolkit.papers.beyond.sparse_curve import Zeros
 else:
     __getattr__, __dir__ = lazy(__name__)
 
-__all__ = ["InputZeros", "Texts", "Zeros", "in_types", "prices", "sizes"]
+__all__ = ["InputZeros", "Texts", "Zeros", "in_types", "prices", "sizes", "window_nll"]
