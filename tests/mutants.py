@@ -4,7 +4,9 @@ A mutant is a fault in one line: an offset off by one, a stale slot, a lock that
 with the tests that must fail. The checkout stays as it is: mutants live in a temporary copy. `WORD` chooses the mutants
 whose file or new text contains it; `--baseline` runs the named tests without any mutant first, which all must pass.
 
-Exit status 1 if a mutant survives, its text is gone, or its tests cannot run. pytest does not collect this file.
+Exit status 1 if a mutant survives, its text is gone, or its tests cannot run. Tests that never end notice the fault,
+too, but on a slow machine sound ones may last as long: they "timed out", and `--limit` gives them more. pytest does not
+collect this file.
 """
 
 import argparse
@@ -23,7 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("toolkit", "kernels", "tests", "notebooks", "data", "docs", "benchmarks", "pyproject.toml", "README.md")
 CACHES = ("downloads", "models", "text", "tokens")  # of `data/cache`: made of what no mutant here touches
 IMPORTED = ("torch", "transformers", "numba", "pandas", "scipy.optimize", "jaxtyping", "pytest")  # once, for all
-LIMIT_S = 180  # tests that wait for ever notice the fault, too
+LIMIT_S = 180
+NOTICED = ("killed", "timed out")
 
 
 class Mutant(NamedTuple):
@@ -51,6 +54,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("words", nargs="*", help="of the mutants to plant: part of their file or their new text")
     parser.add_argument("--baseline", action="store_true", help="run the named tests without a mutant first")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for the tests of a mutant (%(default)s)")
     arguments = parser.parse_args()
     words = arguments.words or [""]
     chosen = [mutant for mutant in mutants() if any(word in mutant.file or word in mutant.new for word in words)]
@@ -60,12 +64,12 @@ def main() -> int:
         copy = copied(Path(folder))
         if arguments.baseline:
             tests = sorted({test for mutant in chosen for test in mutant.tests.split()})
-            if (outcome := outcome_of(copy, tests, LIMIT_S * len(tests))) != "survived":
+            if (outcome := outcome_of(copy, tests, arguments.limit * len(tests))) != "survived":
                 print(f"the tests do not pass without a mutant: {outcome}\n{log_of(copy)}")
                 return 1
-        outcomes = [planted(copy, mutant) for mutant in chosen]
+        outcomes = [planted(copy, mutant, arguments.limit) for mutant in chosen]
     print(", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in sorted(set(outcomes))))
-    return int(any(outcome != "killed" for outcome in outcomes))
+    return int(any(outcome not in NOTICED for outcome in outcomes))
 
 
 def copied(folder: Path) -> Path:
@@ -87,8 +91,8 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def planted(copy: Path, mutant: Mutant) -> str:
-    """The fate of a mutant: "killed", "survived", "its text is gone" or "its tests cannot run"."""
+def planted(copy: Path, mutant: Mutant, limit_s: float) -> str:
+    """The fate of a mutant: "killed", "timed out", "survived", "its text is gone" or "its tests cannot run"."""
     file, begun_s = copy / mutant.file, time.perf_counter()
     source = file.read_text(encoding="utf-8") if file.is_file() else ""
     if source.count(mutant.old) != 1:
@@ -96,7 +100,7 @@ def planted(copy: Path, mutant: Mutant) -> str:
     else:
         file.write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
         try:
-            outcome = outcome_of(copy, mutant.tests.split(), LIMIT_S)
+            outcome = outcome_of(copy, mutant.tests.split(), limit_s)
         finally:
             file.write_text(source, encoding="utf-8")
     place = f"{mutant.file}: {' '.join(mutant.old.split())[:60]!r}"
@@ -114,7 +118,7 @@ def outcome_of(copy: Path, tests: list[str], limit_s: float) -> str:
     if process.is_alive():
         process.kill()
         process.join()
-        return "killed"
+        return "timed out"
     known = {0: "survived", 1: "killed"}
     return "killed" if (status := process.exitcode or 0) < 0 else known.get(status, "its tests cannot run")
 
