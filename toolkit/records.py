@@ -12,6 +12,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +22,7 @@ from toolkit.errors import UserError, disk_trouble
 
 if TYPE_CHECKING:
     import pandas as pd
+    from pydantic import TypeAdapter
 
 LIMIT_BYTES = 64 << 20
 LIMIT_VALUES = 4_000_000  # aliases in YAML repeat what they name, so a short file can hold billions
@@ -89,14 +91,22 @@ def checked(value: object, kind: Any, path: Path | str, error: type[UserError] =
 
     Raises `error`, which names the file, the first place that is wrong, the value there and the expectation.
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        return TypeAdapter(kind).validate_python(value, strict=strict)
+        return adapter(kind).validate_python(value, strict=strict)
     except ValidationError as fault:
         first = fault.errors()[0]
         place = line(_place(value, first["loc"]))
         raise error(f"{path}: {place}: {line(repr(first['input']))[:99]}: {line(first['msg'])}") from fault
+
+
+@cache
+def adapter(kind: Any) -> "TypeAdapter":
+    """The validator of a type, made once: for dataclasses of many fields that takes milliseconds."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
 def mapping(name: str, required: Mapping[str, Any], optional: Mapping[str, Any] = MappingProxyType({})) -> Any:

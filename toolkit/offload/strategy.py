@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from toolkit import hub
 from toolkit.errors import UserError
 from toolkit.formats.dense import Dense
 from toolkit.models import decoder_blocks
@@ -128,7 +129,8 @@ class OnDemand(Strategy):
 
 def skeleton(store: Store, check: Callable[[nn.Module], None]) -> nn.Module:
     """The model without its parameters; buffers that are computed are there. `check` looks at its outline first."""
-    model = empty_model(store.config(), check)
-    if (generation := store.generation_config()) is not None:
-        model.generation_config = generation
+    with hub.quiet():  # once for all that transformers does
+        model = empty_model(store.config(), check)
+        if (generation := store.generation_config()) is not None:
+            model.generation_config = generation
     return model

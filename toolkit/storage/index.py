@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from toolkit.errors import unknown
 from toolkit.formats import READABLE, FormatError
-from toolkit.records import checked, line, load_json
+from toolkit.records import adapter, checked, line, load_json
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.runs import OpRun, RestRun, views
 from toolkit.storage.shards import BlockRun
@@ -62,7 +62,7 @@ class Index:
 
 def write(index: Index, path: Path) -> None:
     """Write an index into a temporary folder: writing is not one step, so a reader could see half of it."""
-    record = TypeAdapter(Index).dump_python(index)
+    record = adapter(Index).dump_python(index)
     path.write_text(json.dumps(record | {"sha256": digest(record)}, indent=1) + "\n", encoding="utf-8")
 
 
