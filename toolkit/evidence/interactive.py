@@ -82,12 +82,12 @@ class Interactive:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Inside the block controls change without drawing; it is drawn once at its end."""
-        self._held = True
+        """Inside the block controls change without drawing; it is drawn once at the end of the outermost block."""
+        before, self._held = self._held, True
         try:
             yield
         finally:
-            self._held = False
+            self._held = before
         self.update()
 
     def show(self, widget: Widget | None = None, stage: Sequence[DisplayHandle] = ()) -> None:
