@@ -32,14 +32,15 @@ def dequantise(words, rows, columns):
     wide = -(-columns // 16)
     with np.errstate(all="ignore"):
         for row in range(rows):
-            for column in range(columns):
-                tile = 16 * (row // 16 * wide + column // 16)
+            for first in range(0, columns, 16):
+                tile = 16 * (row // 16 * wide + first // 16)
                 carried = bytes(words[tile + 2 * k] >> 54 & 255 for k in range(8))
                 ss, zs, sz, zz = (np.float16(number) for number in struct.unpack("<4e", carried))
                 word = words[tile + row % 16]
                 scale = ss * (np.float16(word & 7) - sz)
                 zero = zs * (np.float16(word >> 3 & 7) - zz)
-                dense[row, column] = scale * (np.float16(word >> 6 + 3 * (column % 16) & 7) - zero)
+                for k, column in enumerate(range(first, min(first + 16, columns))):
+                    dense[row, column] = scale * (np.float16(word >> 6 + 3 * k & 7) - zero)
     return dense
 
 

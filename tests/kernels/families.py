@@ -6,6 +6,7 @@ the CUDA kernels are tested at all, there or on a GPU.
 
 import ctypes
 import dataclasses
+import functools
 import mmap
 import os
 import re
@@ -169,11 +170,16 @@ def wild(shape, seed=0):
 
 def decoded(words, packed):
     """The weights of SpQR's words and outliers, by the oracle."""
-    weights = naive_spqr.dequantise(words.flatten().numpy().view(np.uint64).tolist(), *packed.shape)
-    weights = torch.from_numpy(weights).float()
+    weights = torch.from_numpy(_dequantised(words.numpy().tobytes(), packed.shape)).float()
     rows, columns, values = packed.entries()
     weights[rows, columns] += values.float()
     return weights
+
+
+@functools.lru_cache(1000)
+def _dequantised(words: bytes, shape):
+    """By the slow oracle: once for all backends."""
+    return naive_spqr.dequantise(np.frombuffer(words, np.uint64).tolist(), *shape)
 
 
 def spqr_magnitude(words, packed, x):
