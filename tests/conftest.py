@@ -85,11 +85,11 @@ def _kept_kernels():
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_wait_for_the_disk():
-    """Files of `toolkit.files` need not outlive a power cut here. Tests of that put an `os.fsync` of their own."""
+    """Files of the toolkit need not outlive a power cut here. Tests of that put an `os.fsync` of their own."""
     really_sync = os.fsync
 
     def sync(file):
-        if sys._getframe(1).f_globals["__name__"] != "toolkit.files":
+        if sys._getframe(1).f_globals["__name__"] not in ("toolkit.files", "toolkit.storage.shards"):
             really_sync(file)
 
     with pytest.MonkeyPatch.context() as patch:
