@@ -53,7 +53,9 @@ LIMIT = "TOOLKIT_CACHE_GB"
 SHELF_DAYS = 30
 WARN_GB = 20  # without a limit, say so when a new artefact takes the cache beyond this
 MOST_HELD = 200  # open descriptors; a process may have some 1000
+LOOK_S = 60  # between two looks at how much there is: with 500 artefacts one takes 0.1 s, as long as some take to make
 
+_looked: dict[Path, float] = {}  # the caches, and when this process looked at how much there is, by `time.monotonic`
 _held: dict[Path, int] = {}  # folders in use by this process, and the descriptors of their locks, latest last
 
 
@@ -344,8 +346,10 @@ def _keep_limit(limit_bytes: int | None) -> None:
     if limit_bytes is not None:
         for one in shrink(limit_bytes):
             log.warning("cache: removed %s (%.2f GB) to keep %s", one.folder, one.nbytes / 1e9, LIMIT)
-    elif (total_gb := sum(one.nbytes for one in artefacts()) / 1e9) > WARN_GB:
-        _warn_of_much(paths.cache_dir(), round(total_gb))
+    elif time.monotonic() - _looked.get(paths.cache_dir(), -LOOK_S) >= LOOK_S:
+        _looked[paths.cache_dir()] = time.monotonic()
+        if (total_gb := sum(one.nbytes for one in artefacts()) / 1e9) > WARN_GB:
+            _warn_of_much(paths.cache_dir(), round(total_gb))
 
 
 @functools.cache
