@@ -177,7 +177,7 @@ def test_the_index_begins_with_a_sentence_and_a_row_a_paper(text):
     assert "; here it is 1.25 for" in sentences[0]
     assert sentences[0].endswith("(measured).")
     assert all(words.endswith("; it was not run here.") for words in sentences[1:-1])
-    assert sentences[-1].startswith("A real model under a limit. Within 600 MB for the whole process, Qwen2.5-Coder 1.5B")
+    assert sentences[-1].startswith("A real model under a limit. Within 600 MB for the whole process, Qwen2.5-Coder")
     assert "With 3 GB, where the file fits, they make 29.1 (28.1–31.7) and 28.2 (26.2–29.2) (measured)." in head
     assert "Fewer bits make it faster, at a price in perplexity: 4.8 tokens a second as Q3_K_M" in head
     rows = re.findall(r"<tr>(.*?)</tr>", rest.split("<tbody>")[1].split("</tbody>")[0], re.DOTALL)
