@@ -57,7 +57,7 @@ WIDE_OFFSETS = {"Q3_K": 2, "Q6_K": 5, "IQ4_XS": 7, "TQ2_0": 0} | dict.fromkeys(C
 LONG_PARTS = ("Q4_K", "Q5_K", "IQ4_XS")  # wide types with a scale for 32 columns; the others have one for 16
 
 
-class Form(NamedTuple):
+class PanelForm(NamedTuple):
     """The panels of a type: columns that are unpacked together, that share a scale of vectors, and that share a factor.
 
     `minima`: there are minima in place of an offset.
@@ -89,11 +89,11 @@ class Form(NamedTuple):
         return self.unit // 4 + self.numbers
 
 
-def form_of(name: str) -> Form:
+def form_of(name: str) -> PanelForm:
     """The panels of a type."""
     if name in READ:
-        return Form(WIDTH, WIDTH, 32 if name in LONG_PARTS else 16, name not in WIDE_OFFSETS)
-    return Form(REGISTER, HALF_WIDTH, HALF_WIDTH, name not in OFFSETS)
+        return PanelForm(WIDTH, WIDTH, 32 if name in LONG_PARTS else 16, name not in WIDE_OFFSETS)
+    return PanelForm(REGISTER, HALF_WIDTH, HALF_WIDTH, name not in OFFSETS)
 
 
 # --- panels ---
@@ -274,10 +274,10 @@ class _Tile:
 def multiply_tile(unit: int, width: int, part: int, minima: bool, panels: int):
     """The intrinsic that multiplies so many panels with eight vectors and writes the sums of rows from `row` to `last`.
 
-    The other numbers are those of a `Form`. Panels of `stride` bytes begin at the byte `panel` of `buffer`.
+    The other numbers are those of a `PanelForm`. Panels of `stride` bytes begin at the byte `panel` of `buffer`.
     `group` is the number of the eight vectors.
     """
-    registers, parts, codes = Form(unit, width, part, minima).registers, unit // part, unit // 4
+    registers, parts, codes = PanelForm(unit, width, part, minima).registers, unit // part, unit // 4
 
     @intrinsic
     def multiply_tile(typing_context, buffer, panel, stride, codes_of, scales_of, more_of, group, y, row, last):
