@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import weakref
 from collections import namedtuple
 from functools import partial
 
@@ -94,6 +95,22 @@ def test_variants_of_ones_own_and_a_tokenizer(tmp_path, model):
 
 def upside_down(weight):
     return encode("dense", weight.flip(0))
+
+
+class Watched(Linears):
+    """Notes how many packed matrices of other layers there are when a layer is packed."""
+
+    def ops(self, model, number, block, variant, matrices):
+        vars(self).setdefault("left", []).append(sum(one() is not None for one in vars(self).get("made", ())))
+        for op in super().ops(model, number, block, variant, matrices):
+            vars(self).setdefault("made", []).append(weakref.ref(op.packed))
+            yield op
+
+
+def test_a_packed_block_is_gone_before_the_next_one_is_packed(tmp_path, model):
+    layout = Watched(("endor", "zstd"))
+    pack_model(model, tmp_path / "s", layout)
+    assert vars(layout)["left"] == [0] * 6
 
 
 class NextExpert(WholeExperts):

@@ -329,6 +329,7 @@ class _Walk:
             for variant in self._layout.variants:
                 if ops := list(self._layout.ops(self.target, number, target, variant, matrices)):
                     yield ops
+                    ops.clear()  # `torch.no_grad` holds what a generator gave last, until it gives the next
                     del ops
             if self._unfinished is not None:
                 prefix = self._prefixes[number]
