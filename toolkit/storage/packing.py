@@ -240,7 +240,6 @@ def pack_model(
             for group in groups:
                 number = group[0].layer
                 yield group
-                del group  # it is written
                 bar.update(number + 1 - bar.n)
 
     def compare(run: OpRun, packed: Packed) -> None:
@@ -329,8 +328,6 @@ class _Walk:
             for variant in self._layout.variants:
                 if ops := list(self._layout.ops(self.target, number, target, variant, matrices)):
                     yield ops
-                    ops.clear()  # `torch.no_grad` holds what a generator gave last, until it gives the next
-                    del ops
             if self._unfinished is not None:
                 prefix = self._prefixes[number]
                 tensors = target.state_dict()

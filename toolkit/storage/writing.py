@@ -91,6 +91,8 @@ def write_layers(
 ) -> None:
     """As `write_store`, with the ops of one layer and variant in each list; `model` is called when all are written.
 
+    A list is emptied as soon as it is written.
+
     Layers that `unfinished` holds are part of the store. The others are written there, too, and stay. `check` gets each
     op as the file holds it, before the next list is asked for.
     """
@@ -134,7 +136,7 @@ def _write_ops(shards: _Shards, layers: Iterable[list[Op]], check: Check | None)
     for group in layers:
         file = f"layer-{group[0].layer:03d}.{group[0].variant}.safetensors"
         written = tuple(_write_layer(shards, file, group, folder))
-        del group  # gone before the next
+        group.clear()  # generators and their wrappers, such as `torch.no_grad`, hold the list until they give the next
         if check is not None:
             _check_written(folder / file, written, check)
         if unfinished is not None:
