@@ -88,7 +88,13 @@ def compiled(function: Callable | None = None, **options) -> Callable:
         return partial(compiled, **options)
     made = numba.njit(**COMPILE, **options, pipeline_class=RandomNumbers)(function)
     made._cache = Files(function)
+    made.get_call_template = partial(_of_any_value, made.get_call_template)
     return made
+
+
+def _of_any_value(get_call_template: Callable, args: tuple, kws: dict) -> tuple:
+    """How a kernel calls another one: not compiled once more for each constant that it gives, which Numba would do."""
+    return get_call_template(tuple(map(numba.types.unliteral, args)), kws)
 
 
 class RandomNumbers(Compiler):

@@ -4,7 +4,7 @@ from functools import cache
 
 import numba
 import numpy as np
-from numba import literal_unroll, types
+from numba import types
 from numba.core.cgutils import unpack_tuple
 from numba.extending import intrinsic
 
@@ -19,8 +19,8 @@ from toolkit.kernels.engine.simd import (
     Vector,
     fma,
     item,
-    prefetch,
-    prefetch_l2,
+    prefetch_l2_rows,
+    prefetch_rows,
     totals,
     zeros,
 )
@@ -123,10 +123,8 @@ def multiply_tile(rows: int, vectors: int, dtype: object):
         columns, sums, first = x.shape[1], zeros(lanes), vector * x.shape[1]
         column, whole = numba.int64(0), columns // LANES * LANES
         for _ in range(columns // (LANES * steps)):
-            for each in literal_unroll(behind):
-                prefetch_l2(weight, each + column)
-            for each in literal_unroll(starts):
-                prefetch(weight, each + column + near)
+            prefetch_l2_rows(weight, behind, column)
+            prefetch_rows(weight, starts, column + near)
             for _ in range(steps):
                 sums = add(weight, starts, column, x, first, sums)
                 column += LANES

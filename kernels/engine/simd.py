@@ -172,21 +172,37 @@ def stream(typing_context, array, at, vector):
     return types.void(array, types.int64, vector), generate
 
 
+def _prefetch(context, builder, array, data, at, locality: int) -> None:
+    place = pointer(context, builder, array, data, at, I8)
+    call(builder, "prefetch.p0", ir.VoidType(), place, I32(0), I32(locality), I32(1))  # to read; data, not code
+
+
 def _prefetching(locality: int):
     @intrinsic
     def prefetch(typing_context, array, at):
         def generate(context, builder, signature, arguments):
-            place = pointer(context, builder, array, *arguments, I8)
-            call(builder, "prefetch.p0", ir.VoidType(), place, I32(0), I32(locality), I32(1))  # to read; data, not code
+            _prefetch(context, builder, array, *arguments, locality)
             return context.get_dummy_value()
 
         return types.void(array, types.int64), generate
 
-    return prefetch
+    @intrinsic
+    def prefetch_rows(typing_context, array, starts, column):
+        def generate(context, builder, signature, arguments):
+            data, places, offset = arguments
+            for start in cgutils.unpack_tuple(builder, places, starts.count):
+                _prefetch(context, builder, array, data, builder.add(start, offset), locality)
+            return context.get_dummy_value()
+
+        return types.void(array, starts, types.int64), generate
+
+    return prefetch, prefetch_rows
 
 
-# ask all caches, or the second one, for the line that holds array.flat[at], which may lie beyond the array's end
-prefetch, prefetch_l2 = _prefetching(3), _prefetching(2)
+# ask all caches, or the second one, for the line that holds array.flat[at], which may lie beyond the array's end;
+# `_rows`: for the lines that hold array.flat[start + column], for each start of a tuple
+prefetch, prefetch_rows = _prefetching(3)
+prefetch_l2, prefetch_l2_rows = _prefetching(2)
 
 
 @intrinsic
