@@ -3,6 +3,7 @@
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pandas as pd
 import pytest
@@ -55,6 +56,37 @@ def test_rows_of_an_altered_model(model, monkeypatch):
     assert (table["factor"] == 0.5).all()
     assert (table["seen"] == "afterwards").all()
     assert set(quality.quality(SETTINGS)) == {*table} - {"factor", "seen"} | {"chance", "sequence_length"}
+
+
+@dataclass(frozen=True)
+class Counted(Scaled):
+    facts_at_once: ClassVar[bool] = True
+    begun: ClassVar[list[float]] = []
+
+    @contextmanager
+    def change(self, settings):
+        self.begun.append(self.factor)
+        with super().change(settings) as facts:
+            yield facts
+
+
+def test_perplexity_and_tasks_share_a_change_whose_facts_are_known_at_once(model, monkeypatch):
+    before, judged = model.lm_head.weight.clone(), []
+
+    def on_tasks(*_):
+        judged.append(model.lm_head.weight.clone())
+        return pd.DataFrame({"task": ["a"], "metric": ["acc"], "value": [0.5]})
+
+    monkeypatch.setattr(quality, "evaluate_tasks", on_tasks)
+    settings = replace(SETTINGS, tasks=("a",))
+    table = quality.quality(settings, Counted(0.5))
+    assert Counted.begun == [0.5]  # once for both
+    assert torch.equal(judged[0], before * 0.5)
+    assert torch.equal(model.lm_head.weight, before)
+    pd.testing.assert_frame_equal(table, quality.quality(settings, Scaled(0.5)).drop(columns="seen"))
+    quality.quality(SETTINGS, Counted(0.5))
+    assert Counted.begun == [0.5, 0.5]
+    assert torch.equal(model.lm_head.weight, before)
 
 
 def test_two_are_compared_window_by_window(model):

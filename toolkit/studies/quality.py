@@ -8,8 +8,9 @@ An `Alteration` changes a model inside a `with` block and restores it. Another k
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pandas as pd
 import torch
@@ -43,6 +44,9 @@ class EvaluationSettings:
 @dataclass(frozen=True)
 class Alteration:
     """A change of a model. This one changes nothing; a subclass is a frozen dataclass whose fields are plain values."""
+
+    facts_at_once: ClassVar[bool] = False
+    """Whether no fact depends on what is evaluated, so that perplexity and tasks can share one change."""
 
     @contextmanager
     def change(self, settings: EvaluationSettings) -> Iterator[dict[str, float | str]]:
@@ -88,13 +92,14 @@ def quality(settings: EvaluationSettings, alteration: Alteration = AS_IS) -> pd.
     of the alteration. Raises what the alteration, `perplexity` and `evaluate_tasks` raise.
     """
     text = replace(settings, tasks=(), task_limit=None)
-    windows = _windows(text, alteration, fresh=alteration.code is None)
+    with _sharing(alteration) if settings.tasks and alteration.facts_at_once else nullcontext():
+        windows = _windows(text, alteration, fresh=alteration.code is None)
+        on_tasks = accuracy(settings, alteration) if settings.tasks else None
     lost = Perplexity.of(torch.tensor(windows["value"], dtype=torch.float64), settings.sequence_length)
     whole = {"metric": PERPLEXITY, "value": float(lost), "standard_error": lost.standard_error, "chance": math.nan}
     facts = windows.drop(columns=["value"]).iloc[0].to_dict()
     rows = [pd.DataFrame([whole | {"items": lost.windows, "sequence_length": settings.sequence_length}])]
-    if settings.tasks:
-        on_tasks = accuracy(settings, alteration)
+    if on_tasks is not None:
         names = on_tasks["task"] + on_tasks["metric"].map(TASK_METRICS)
         rows.append(on_tasks.assign(metric=names).drop(columns="task"))
     by_window = {"metric": WINDOW_NLL, "value": windows["value"], "items": range(lost.windows)}
@@ -151,6 +156,46 @@ def _summary(table: pd.DataFrame) -> list[dict]:
     return table[table["metric"] != WINDOW_NLL].to_dict("records")
 
 
+class _OneChange:
+    """A change that is made when it is first asked for, and undone by `close`."""
+
+    def __init__(self, alteration: Alteration):
+        self.alteration, self._stack = alteration, ExitStack()
+        self._facts: dict[str, float | str] | None = None
+
+    def facts(self, settings: EvaluationSettings) -> dict[str, float | str]:
+        """Change the model unless it is changed already."""
+        if self._facts is None:
+            self._facts = self._stack.enter_context(self.alteration.change(settings))
+        return self._facts
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+_shared: list[_OneChange] = []  # that of the call of `quality` that is running
+
+
+@contextmanager
+def _sharing(alteration: Alteration) -> Iterator[None]:
+    """Inside the block this alteration changes the model once: some take longer than the evaluation."""
+    _shared.append(_OneChange(alteration))
+    try:
+        yield
+    finally:
+        _shared.pop().close()
+
+
+@contextmanager
+def _changed(settings: EvaluationSettings, alteration: Alteration) -> Iterator[dict[str, float | str]]:
+    """Inside the block the model is changed."""
+    if _shared and _shared[-1].alteration is alteration:
+        yield _shared[-1].facts(settings)
+    else:
+        with alteration.change(settings) as facts:
+            yield facts
+
+
 def _key(settings: EvaluationSettings, alteration: Alteration) -> dict[str, object]:
     return weights_key(settings) | (alteration.code or {})
 
@@ -159,7 +204,7 @@ def _key(settings: EvaluationSettings, alteration: Alteration) -> dict[str, obje
 def _windows(settings: EvaluationSettings, alteration: Alteration) -> pd.DataFrame:
     """The loss of each window of evaluation text, in nats a token, and the alteration's facts."""
     model, tokens = loaded(settings.model)[0], tokens_of(settings.model, settings.corpus, "evaluation")
-    with alteration.change(settings) as facts:
+    with _changed(settings, alteration) as facts:
         lost = perplexity(model, tokens, settings.sequence_length, settings.windows)
     return pd.DataFrame({"value": lost.window_nll}).assign(**facts)
 
@@ -167,5 +212,5 @@ def _windows(settings: EvaluationSettings, alteration: Alteration) -> pd.DataFra
 @kept("accuracy", without=LOADING, key=_key)
 def _accuracy(settings: EvaluationSettings, alteration: Alteration) -> pd.DataFrame:
     model, tokenizer, _ = loaded(settings.model)
-    with alteration.change(settings):
+    with _changed(settings, alteration):
         return evaluate_tasks(model, tokenizer, list(settings.tasks), settings.task_limit)

@@ -6,6 +6,7 @@ The packed form is decoded into the model before it is evaluated, so the bytes c
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -47,6 +48,8 @@ class ModelVariant(Alteration):
     methods and forms only; without a `calibration_corpus` they see the corpus of the evaluation. It may name several,
     as `Calibration` has them.
     """
+
+    facts_at_once: ClassVar[bool] = True
 
     form: str = "fp16"
     method: str = DENSE
