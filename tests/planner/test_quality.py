@@ -69,6 +69,7 @@ def prices(monkeypatch, tmp_path):
     ]
     table = pd.DataFrame([PRICE | row for row in rows])
     monkeypatch.setattr(planner_prices, "load_prices", lambda: table)
+    monkeypatch.setattr(planner_prices, "_in_kept_results", planner_prices._in_kept_results.__wrapped__)  # nothing kept
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     return table
 

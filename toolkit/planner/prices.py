@@ -84,7 +84,7 @@ def price_of(target: Target, way: PlannedWay, text: str = TEXT, measure: bool = 
     if way.treatment in EXACT or (way.kind == NEURONS and target.own_thresholds):  # a sparse model has these zeros
         return Quality(1.0, 1.0, 1.0, target.name)
     found = _measured_here(target, way, text, measure) if target.loadable else None
-    found = found or _in_kept_results(target, way)
+    found = found or _in_kept_results(target.name, sum(target.shape.parameters.values()), way.treatment)
     if way.kind == RIVAL and found.bits and abs(found.bits / way.bits - 1) > SAME_BITS:
         return Quality(nan, nan, nan, f"– ({found.model}: {found.bits:.1f} bits)")
     return found
@@ -104,28 +104,28 @@ def _measured_here(target: Target, way: PlannedWay, text: str, measure: bool) ->
     return Quality(ratio, ratio * exp(-error), ratio * exp(error), target.name)
 
 
-def _in_kept_results(target: Target, way: PlannedWay) -> Quality:
+@cache  # the same for all machines of a map; looking it up takes 6 ms
+def _in_kept_results(target: str, weights: int, treatment: str) -> Quality:
     """The price in the source with most text, of this model or of the one nearest in size.
 
     It is the median of the ratios of all machines; the range has the least and the largest, their errors included.
     """
-    prices, least = load_prices(), way.treatment.removesuffix(HEAD_TOO)
+    prices, least = load_prices(), treatment.removesuffix(HEAD_TOO)
     with_head, without = (prices[prices["treatment"] == name] for name in (least + HEAD_TOO, least))
     prices = with_head
-    if way.treatment == least:
+    if treatment == least:
         prices = pd.concat([without, with_head[~with_head["model"].isin(without["model"])]])
-    elif target.name in set(without["model"]) - set(with_head["model"]):
+    elif target in set(without["model"]) - set(with_head["model"]):
         prices = prices[:0]  # the model's own price without the head may be higher than another model's with it
     if prices.empty:
         return Quality(nan, nan, nan, "")
-    weights = sum(target.shape.parameters.values())
     by_distance = {name: abs(log2(MODELS[FORMER.get(name, name)].weights / weights)) for name in prices["model"]}
-    model = target.name if target.name in by_distance else min(by_distance, key=by_distance.__getitem__)
+    model = target if target in by_distance else min(by_distance, key=by_distance.__getitem__)
     texts = prices[prices["model"] == model].groupby(["source", "corpus", "sequence_length", "windows"])
     rows = max((rows for _, rows in texts), key=_weight)
     ratios, errors = rows["perplexity"] / rows["dense_perplexity"], rows["ratio_error"].fillna(0).map(exp)
     low, high, bits = (ratios / errors).min(), (ratios * errors).max(), rows["bits"].median()
-    guess = model != target.name
+    guess = model != target
     return Quality(float(ratios.median()), float(low), float(high), model, None if isnan(bits) else float(bits), guess)
 
 
