@@ -10,8 +10,6 @@ from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.evidence.catalogue import PRESETS, notebooks
 from toolkit.evidence.schema import FILE, check_parameters, rules
-from toolkit.machines.probe import ProbeSettings
-from toolkit.models import SHAPES
 from toolkit.records import load_yaml
 
 BOOKS = notebooks()
@@ -59,14 +57,6 @@ def test_every_entry_is_of_a_parameter_that_is_there():
     assert set(named) <= {name for book in BOOKS.values() for name in book.parameters}
     for id, entries in found["notebooks"].items():
         assert entries.keys() <= BOOKS[id].parameters.keys()
-
-
-def test_choices_that_are_listed_are_what_the_toolkit_has():
-    """The others are imported from a registry."""
-    assert set(rules(BOOKS["endor/fig05"])["ops"].names()) == {op for shapes in SHAPES.values() for op in shapes}
-    assert set(rules(BOOKS["flash/fig02"])["many_threads"].names()) == set(ProbeSettings().threads)
-    whole = {name for name, ops in SHAPES.items() if "gate_proj" in ops}
-    assert set(rules(BOOKS["endor/tab_e2e"])["rival_model"].names()) == whole
 
 
 def test_messages_name_the_parameter_its_value_and_what_was_expected():
