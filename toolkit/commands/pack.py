@@ -118,9 +118,6 @@ def _run(options: Namespace) -> None:
     print(pack(**{name: value for name, value in vars(options).items() if name != "command"}))
 
 
-GRAMS = ("spqr", "sparsegpt")  # methods whose statistic has all pairs of a linear's inputs
-
-
 def _begin(options: Namespace, model, layout):
     """Where the written blocks of a model on demand are until all are written; None for a model that is in memory.
 
@@ -129,11 +126,14 @@ def _begin(options: Namespace, model, layout):
     from toolkit.commands.pack_memory import check_needs
     from toolkit.models.named import fingerprint
     from toolkit.models.on_demand import is_on_demand
+    from toolkit.quantization.spqr import SpQR
+    from toolkit.sparsity import METHODS
     from toolkit.storage.unfinished import Unfinished, folder_of
 
     if not is_on_demand(model):
         return None
-    check_needs(options, model, layout, options.method in GRAMS)
+    change = SpQR if options.method == "spqr" else METHODS.get(options.method)
+    check_needs(options, model, layout, gram=getattr(change, "statistic", None) == "gram")
     left_out = ("out", "evaluate", "memory")
     recipe = {name: value for name, value in vars(options).items() if name not in left_out}
     recipe |= {"dtype": str(model.dtype), "source": fingerprint(options.model)}
