@@ -19,8 +19,6 @@ BOOKS = list(notebooks().values())
 ALL = [*BOOKS, *explorers().values()]
 SOLUTION = re.compile(r"\n\n<details><summary>Solution</summary>\n\n\S.*\S\n\n</details>$", re.DOTALL)
 UNSOLVED = {
-    "00_quickstart",
-    "where_zeros_fall_masks",
     "fig05_prediction_accuracy",
     "fig08_breakdown",
     "operation",  # the exponent of smoothing
@@ -31,7 +29,6 @@ UNSOLVED = {
     "fig11_predictor_perplexity",
     "tab01_zero_shot",
     "tab07_generations",
-    "fig3_3_row_density",
 }
 
 
