@@ -101,7 +101,7 @@ class Run:
 
         Args:
             table: the results, a row a number or a way. Every row says its evidence.
-            seen: what the results say, in sentences made from the table. The report shows them as the answer.
+            seen: what the results say, in sentences that cite a few numbers. The report shows them as the answer.
             figures: by the name of their file; the report shows the first one on top of the notebook's page.
             evidence: of all rows, where `table` has no column of that name.
             beside_measured: of a table of reads, the number that was both modelled for this machine and measured on it,
