@@ -11,7 +11,7 @@ from tests.offload.conftest import COMMON, FAMILIES, GEMMA3, opened, pruned
 from toolkit.errors import UserError
 from toolkit.models.activation import activation_name
 from toolkit.models.ffn import decoder_ffns
-from toolkit.offload import neuron_ffn
+from toolkit.offload import by_neuron, neuron_ffn
 from toolkit.offload.by_neuron import PREDICTORS
 from toolkit.predictors import CopyLast, Gate, Oracle, save_predictors
 from toolkit.predictors.predictor import Predictor
@@ -221,6 +221,18 @@ def test_predictors_that_were_packed_with_the_model_are_used(llama, tmp_path):
     pack_model(llama.model, tmp_path / "other", thresholds, "large", **settings)
     with pytest.raises(UserError, match="predictors of model 'tiny'; expected 'large'"):
         opened(tmp_path / "other")
+
+
+def test_a_budget_without_room_for_predictors_is_refused_before_they_are_read(llama, tmp_path, monkeypatch):
+    gates = [Gate.of(ffn, "silu", 0.1) for ffn in decoder_ffns(llama.model)]
+    files = lambda place: save_predictors(place / PREDICTORS, "tiny", gates)  # noqa: E731
+    pack_model(llama.model, tmp_path / "store", Neurons(llama.thresholds.tolist()), "tiny", files=files)
+    with monkeypatch.context() as patch:
+        patch.setattr(by_neuron, "load_predictors", None)
+        with pytest.raises(UserError, match=r"are needed \(.*predictors \d") as told:
+            opened(tmp_path / "store", dram_bytes=1)
+    with opened(tmp_path / "store", dram_bytes=told.value.needed_bytes) as ours:
+        ours.generate(PROMPT, **GREEDY)
 
 
 def test_a_predictor_with_a_state_starts_with_the_prompt_and_observes_each_token(llama):

@@ -34,6 +34,16 @@ def test_a_file_gives_predictors_back(kept, kind, tmp_path):
         assert torch.equal(one.scores(samples.inputs[layer]), other.scores(samples.inputs[layer]))
 
 
+def test_the_tensors_of_a_layer_are_let_go_as_its_predictor_is_made(kept, tmp_path, monkeypatch):
+    """Some predictors keep copies in another order: a file and all copies would take twice the memory."""
+    predictors, _ = kept("few_bits")
+    save_predictors(tmp_path / "file", "tiny", predictors)
+    load_for, given = tensor_files.load_for, []
+    monkeypatch.setattr(tensor_files, "load_for", lambda *where: given.append(load_for(*where)) or given[0])
+    assert len(load_predictors(tmp_path / "file", "tiny")) == len(predictors)
+    assert given[0][1] == {}
+
+
 def test_a_layer_without_predictor_loads_all_and_says_so(kept, tmp_path, caplog):
     predictors, _ = kept("low_rank")
     save_predictors(tmp_path / "file", "tiny", [None, *predictors[1:]])

@@ -68,13 +68,9 @@ class ByNeuron(OnDemand):
         most = min(STAGED, max(ffn.neurons for ffn in self._modules))
         layers = [store.layer(number, LAYOUT) for number in range(len(self._modules))]  # some are wider
         self._buffer_bytes = max(bundles.buffer_bytes(layer, most, GAP_BYTES) for layer in layers)
-        self.predictors: list[Predictor | None] = [None] * len(self._modules)
-        if demand.predictors is not None:
-            self.predictors = list(demand.predictors)
-        elif (file := store.model_folder / PREDICTORS).exists():
-            self.predictors = load_predictors(file, str(store.model.get("name")))
-        check_predictors(self.model, self.predictors)
         self.hot = self._choose_hot()
+        self.predictors = self._load_predictors()
+        check_predictors(self.model, self.predictors)
         self._shares = self._share()
         self._files = opening.stack.enter_context(open_reader(options.reader, store, LAYOUT, depth=DEPTH))
         self.mode = self._files.mode
@@ -96,6 +92,15 @@ class ByNeuron(OnDemand):
         for ffn in self.ffns:
             ffn.keep(tokens)
 
+    def _load_predictors(self) -> list[Predictor | None]:
+        opening = self._opening
+        if opening.demand.predictors is not None:
+            return list(opening.demand.predictors)
+        if not (file := opening.store.model_folder / PREDICTORS).exists():
+            return [None] * len(self._modules)
+        self._check(file.stat().st_size, [True] * len(self._modules))  # before they take that much
+        return load_predictors(file, str(opening.store.model.get("name")))
+
     def _choose_hot(self) -> list[Bool[np.ndarray, " neurons"]]:
         """The neurons that stay on the GPU; takes their memory from its budget. None without a GPU."""
         opening, budget = self._opening, self._opening.budgets["device"]
@@ -112,27 +117,47 @@ class ByNeuron(OnDemand):
         budget.take(neurons=self._row_bytes * sum(int(mask.sum()) for mask in hot))
         return hot
 
+    @property
+    def _cold(self) -> list[int]:
+        """How many neurons of each layer are not on a GPU, 1 at least."""
+        return [max(1, int(np.count_nonzero(~mask))) for mask in self.hot]
+
+    @property
+    def _edges_bytes(self) -> int:
+        return BLOCK_BYTES * (len(self._modules) + 1)  # each layer's rows start on a block
+
+    def _fixed(self, predictors_bytes: int) -> dict[str, int]:
+        """The DRAM for all but neurons."""
+        rest = 0 if self._opening.options.on_gpu else self._opening.rest_bytes
+        return {"rest": rest, "predictors": predictors_bytes, "buffer": whole_pages(self._buffer_bytes)}
+
+    def _needs(self, predicted: Sequence[bool]) -> list[int]:
+        """Neurons of each layer for a token: one where a predictor decides and nobody has counted, all without one."""
+        counted = self._opening.store.model.get(NEEDS) or [1] * len(predicted)
+        parts = zip(counted, self._cold, predicted, strict=True)
+        return [min(need, number) if foretold else number for need, number, foretold in parts]
+
+    def _check(self, predictors_bytes: int, predicted: Sequence[bool]) -> None:
+        """Raise `BudgetError` unless the DRAM suffices for what one token needs."""
+        least, cold = 1, self._cold
+        if self._opening.demand.window > 0:
+            least = Shares.least(self._needs(predicted), cold, min(STAGED, max(cold)))
+        neurons = whole_pages(self._row_bytes * least + self._edges_bytes)
+        self._opening.budgets["dram"].check(**self._fixed(predictors_bytes), neurons=neurons)
+
     def _share(self) -> Shares:
         """Take DRAM for all but hot neurons, and share what is left for the others."""
         opening, budget, row_bytes = self._opening, self._opening.budgets["dram"], self._row_bytes
-        neurons = [max(1, int(np.count_nonzero(~mask))) for mask in self.hot]
-        passing = min(STAGED, max(neurons))
-        fixed = {
-            "rest": 0 if opening.options.on_gpu else opening.rest_bytes,
-            "predictors": sum(predictor.nbytes for predictor in self.predictors if predictor),
-            "buffer": whole_pages(self._buffer_bytes),
-        }
-        edges_bytes = BLOCK_BYTES * (len(neurons) + 1)  # each layer's rows start on a block
-        # one neuron where a predictor decides and nobody has counted; all without a predictor
-        counted = zip(opening.store.model.get(NEEDS) or [1] * len(neurons), neurons, self.predictors, strict=True)
-        needs = [min(need, number) if predictor else number for need, number, predictor in counted]
-        keeps = opening.demand.window > 0
-        least = Shares.least(needs, neurons, passing) if keeps else 1
-        budget.check(**fixed, neurons=whole_pages(row_bytes * least + edges_bytes))
-        budget.take(**fixed)
-        left_bytes = min(budget.left_bytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, row_bytes * sum(neurons) + edges_bytes)
+        edges_bytes = self._edges_bytes
+        predictors_bytes = sum(predictor.nbytes for predictor in self.predictors if predictor)
+        predicted, cold = [each is not None for each in self.predictors], self._cold
+        self._check(predictors_bytes, predicted)
+        budget.take(**self._fixed(predictors_bytes))
+        left_bytes = min(budget.left_bytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, row_bytes * sum(cold) + edges_bytes)
         rows = int((left_bytes - edges_bytes) // row_bytes)
-        shares = Shares.of(rows, needs, neurons, passing) if keeps else Shares.keeping_nothing(rows, neurons)
+        keeps = opening.demand.window > 0
+        passing = min(STAGED, max(cold))
+        shares = Shares.of(rows, self._needs(predicted), cold, passing) if keeps else Shares.keeping_nothing(rows, cold)
         budget.take(neurons=whole_pages(row_bytes * (sum(shares.rows) + shares.passing) + edges_bytes))
         return shares
 

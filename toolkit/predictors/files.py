@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import fields
 
 import torch
@@ -85,11 +85,12 @@ def load_predictors(path: str | os.PathLike, model: str) -> list[Predictor | Non
     return layers
 
 
-def _rebuilt(layers: Sequence[dict | None], tensors: Mapping[str, Tensor]) -> Iterator[Predictor | None]:
+def _rebuilt(layers: Sequence[dict | None], tensors: MutableMapping[str, Tensor]) -> Iterator[Predictor | None]:
+    """A layer's tensors are taken out of the mapping, since some predictors keep them in another order, as copies."""
     for layer, settings in enumerate(layers):
         prefix = f"{layer}."
-        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        predictor = predictor_of(settings, own)
+        names = [name for name in tensors if name.startswith(prefix)]
+        predictor = predictor_of(settings, {name.removeprefix(prefix): tensors.pop(name) for name in names})
         if predictor is not None:
             neurons, hidden = predictor.shape
             if predictor.mask(torch.zeros(1, hidden)).shape != (1, neurons):  # raises where types or shapes do not fit
