@@ -19,12 +19,9 @@ BOOKS = list(notebooks().values())
 ALL = [*BOOKS, *explorers().values()]
 SOLUTION = re.compile(r"\n\n<details><summary>Solution</summary>\n\n\S.*\S\n\n</details>$", re.DOTALL)
 UNSOLVED = {
-    "fig05_prediction_accuracy",
     "fig08_breakdown",
-    "operation",  # the exponent of smoothing
     "fig03_low_rank_predictor",
     "fig08_long_generation",
-    "fig09_fired_predicted",
     "fig10_predictor_rank",
     "fig11_predictor_perplexity",
     "tab01_zero_shot",
