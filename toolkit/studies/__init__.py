@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from toolkit.studies.mixtures import form_of
     from toolkit.studies.predictors import ALONE, PredictorVariant, compare_predictors
     from toolkit.studies.quality import AS_IS, Alteration, EvaluationSettings, accuracy, compared, paired, restored
+    from toolkit.studies.ratios import ratio_range
     from toolkit.studies.thresholded import ThresholdedModel, few_samples, thresholds, trace
     from toolkit.studies.variants import ModelVariant, by_variant, compare_variants, few_bits_variants, of_second_model
 else:
@@ -39,6 +40,7 @@ __all__ = [
     "of_second_model",
     "paired",
     "predictors",
+    "ratio_range",
     "restored",
     "store",
     "thresholds",

@@ -32,6 +32,7 @@ from toolkit.papers.beyond.requantised import requantise
 from toolkit.quality import load_tokens, paired_difference, perplexity
 from toolkit.sparsity import Calibration
 from toolkit.studies.mixtures import Importance, importance
+from toolkit.studies.ratios import ratio_range
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
@@ -83,9 +84,8 @@ def prices(places: Mapping[str, Path], texts: Texts) -> pd.DataFrame:
     for name, windows in losses.items():
         for corpus in texts.corpora:
             difference, error = paired_difference(windows[corpus], losses[own][corpus])
-            ratios = [math.exp(difference + shift) for shift in (0, -error, error)]
-            numbers = dict(zip(("relative", "relative_low", "relative_high"), ratios, strict=True))
-            rows.append({"form": name, "corpus": corpus, "perplexity": math.exp(windows[corpus].mean())} | numbers)
+            row = {"form": name, "corpus": corpus, "perplexity": math.exp(windows[corpus].mean())}
+            rows.append(row | ratio_range(difference, error))
     return pd.DataFrame(rows)
 
 
