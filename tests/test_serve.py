@@ -21,7 +21,7 @@ from toolkit.__main__ import main
 from toolkit.interchange.reading import load_tokenizer
 from toolkit.offload.cached_model import CachedModel
 from toolkit.offload.chat_template import tokens_of
-from toolkit.offload.generation import Writer
+from toolkit.offload.generation import Reuse, Writer
 from toolkit.offload.model import OffloadedModel
 from toolkit.serving.app import BODY_BYTES, make_app
 
@@ -37,7 +37,7 @@ def tiny(tmp_path_factory):
 @pytest.fixture(scope="module")
 def writer(tiny):
     with OffloadedModel.open(tiny[1]) as opened:
-        yield Writer(CachedModel(opened), tiny[2], {END}, 200, exact=True)
+        yield Writer(CachedModel(opened), tiny[2], {END}, 200, Reuse.ALONE)
 
 
 @contextmanager

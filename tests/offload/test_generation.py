@@ -7,7 +7,7 @@ import pytest
 
 from toolkit.errors import UserError
 from toolkit.offload import generation
-from toolkit.offload.generation import Request, Writer
+from toolkit.offload.generation import Request, Reuse, Writer
 from toolkit.offload.sampling import Sampling, log_probabilities
 from toolkit.offload.words import BROKEN, Words
 
@@ -80,9 +80,9 @@ def test_only_new_tokens_are_computed_and_the_text_is_that_of_an_empty_cache(who
     assert tokens_of(writer, PROMPT) == tokens_of(new(), PROMPT)
 
 
-def test_an_exact_writer_takes_whole_passes_alone_from_the_cache(monkeypatch):
+def test_a_text_that_is_alone_takes_whole_passes_from_the_cache(monkeypatch):
     monkeypatch.setattr(generation, "PASS", 4)
-    writer, long = new(exact=True), list(range(11))
+    writer, long = new(reuse=Reuse.ALONE), list(range(11))
     tokens_of(writer, long)
     assert writer.model.passes[:3] == [long[:4], long[4:8], long[8:]]
     for text, begun in ((long, 8), ([*long[:6], 30], 4), ([*long, 12], 4), ([1], 0)):
@@ -92,9 +92,41 @@ def test_an_exact_writer_takes_whole_passes_alone_from_the_cache(monkeypatch):
         assert writer.model.passes[0] == text[begun : begun + 4]
 
 
-def test_an_exact_writer_takes_all_from_the_cache_of_a_model_that_repeats(monkeypatch):
+def passes_of(writer, prompt):
+    """The passes over a prompt, before an answer begins."""
+    del writer.model.passes[:]
+    next(writer.continued(prompt, Request()))
+    return [*writer.model.passes]
+
+
+def test_a_conversation_that_goes_on_is_in_the_cache_and_a_text_has_the_same_passes_again(monkeypatch):
+    monkeypatch.setattr(generation, "PASS", 4)
+    writer, first = new(reuse=Reuse.PASSES), [*range(11)]
+    text = [*first, *tokens_of(writer, first)]
+    second = [*text, 30, 31]
+    for _ in range(2):
+        assert passes_of(writer, second) == [second[len(text) - 1 :]]  # an answer's last token was never passed on
+    assert tokens_of(writer, second) == tokens_of(new(), second)
+    for _ in range(2):
+        assert passes_of(writer, first) == [first[8:]]
+    assert passes_of(writer, second) == [second[11:15], second[15:19], second[19:]]
+    emptied = new(reuse=Reuse.PASSES, whole=True)
+    tokens_of(emptied, first)
+    assert passes_of(emptied, first) == [first[:4], first[4:8], first[8:]]
+
+
+def test_passes_that_score_a_prompt_are_not_those_of_another_text(monkeypatch):
+    monkeypatch.setattr(generation, "PASS", 4)
+    for reuse in (Reuse.PASSES, Reuse.ALONE):
+        writer, prompt = new(reuse=reuse), [*range(11)]
+        _, logits = writer.scored(prompt, 2)
+        list(writer.continued(prompt, Request(most=3), logits=logits))
+        assert passes_of(writer, prompt) == [prompt[:4], prompt[4:8], prompt[8:]]
+
+
+def test_all_of_the_cache_of_a_model_that_repeats_stays(monkeypatch):
     monkeypatch.setattr(Drawn, "repeats", True)
-    writer, prompt = new(exact=True), list(range(11))
+    writer, prompt = new(reuse=Reuse.ALONE), list(range(11))
     first = [piece.token for piece in writer.continued(prompt, Request(most=3))]
     del writer.model.passes[:]
     assert [piece.token for piece in writer.continued(prompt, Request(most=3))] == first

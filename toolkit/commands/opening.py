@@ -79,17 +79,17 @@ class Opened:
     peak: memory_limits.Peak
     limit: int | None
 
-    def writer(self, context: int, in_turns: bool = False, exact: bool = False) -> "Writer":
+    def writer(self, context: int, in_turns: bool = False, **settings: Any) -> "Writer":
         """A writer of texts of up to `context` tokens. `in_turns`: the chat template's end of a turn ends one, too.
 
-        `exact` is that of `Writer`.
+        `settings` go to `Writer`.
         """
         from toolkit.offload.chat_template import ends_of, named_ends
         from toolkit.offload.generation import Writer
 
-        tokenizer, settings = self.source.tokenizer, self.source.settings_of(self.model)
-        ends = ends_of(tokenizer, *settings) if in_turns else named_ends(settings[0])
-        return Writer(self.source.text_model(self.model), tokenizer, ends, context, exact)
+        tokenizer, named = self.source.tokenizer, self.source.settings_of(self.model)
+        ends = ends_of(tokenizer, *named) if in_turns else named_ends(named[0])
+        return Writer(self.source.text_model(self.model), tokenizer, ends, context, **settings)
 
     def memory(self) -> str:
         """The peak, in words."""
@@ -154,8 +154,8 @@ def add_model_options(parser: ArgumentParser) -> None:
 
 
 @contextmanager
-def opened_to_answer(options: Namespace, exact: bool = False) -> "Iterator[tuple[Opened, Writer]]":
-    """The model that the options of `add_model_options` name, and what answers with it; `exact` is that of `Writer`.
+def opened_to_answer(options: Namespace, **settings: Any) -> "Iterator[tuple[Opened, Writer]]":
+    """The model that the options of `add_model_options` name, and what answers with it; `settings` go to `Writer`.
 
     Raises `UserError` for a place without a model, a limit that is too small, and a context beyond its positions.
     """
@@ -172,7 +172,7 @@ def opened_to_answer(options: Namespace, exact: bool = False) -> "Iterator[tuple
         raise UserError(f"{options.folder} is a checkpoint, which is loaded whole: pack it, and name what was packed")
     kind = kind_in(options.folder, kind)
     with opened(options, kind, lambda source: TextRoom(context_of(source), at_once=PASS)) as model:
-        yield model, model.writer(context_of(model.source), in_turns=True, exact=exact)
+        yield model, model.writer(context_of(model.source), in_turns=True, **settings)
 
 
 def kind_of(place: Path, form: str | None = None) -> str:

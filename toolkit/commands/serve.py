@@ -23,12 +23,15 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--token", help="clients send it as their API key; needed for another --host than this machine")
     waiting = f"requests that may wait for the one that runs; others get status 429 (default: {WAITING})"
     parser.add_argument("--queue", type=whole, default=WAITING, help=waiting)
+    again = "compute the earlier turns of a conversation again, so that a text depends on its own request alone"
+    parser.add_argument("--exact", action="store_true", help=again)
 
 
 def serve(options: argparse.Namespace) -> None:
     """Answer requests as OpenAI's servers do, at /v1/models, /v1/completions and /v1/chat/completions.
 
-    One request runs at a time, and others wait. A text depends on its own request alone, not on those before it.
+    One request runs at a time, and others wait. A conversation that goes on has its key-value cache still, if no other
+    request came between. The last digits then differ from those of a conversation that is computed again.
     """
     with extra("serve"):
         import uvicorn
@@ -36,7 +39,10 @@ def serve(options: argparse.Namespace) -> None:
         raise UserError(f"--host {options.host}: others can reach it; add --token, which clients have to send")
     with _listening(options.host, options.port) as listening:
         print(f"opening {options.folder}", file=sys.stderr, flush=True)  # what is imported now takes seconds
-        with opened_to_answer(options, exact=True) as (opened, writer):
+        from toolkit.offload.generation import Reuse
+
+        reuse = Reuse.ALONE if options.exact else Reuse.PASSES
+        with opened_to_answer(options, reuse=reuse) as (opened, writer):
             from toolkit.serving.app import make_app
 
             name = options.folder.stem if options.folder.is_file() else options.folder.resolve().name

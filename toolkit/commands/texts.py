@@ -12,7 +12,7 @@ from toolkit.commands.opening import ModelSource, Opened
 from toolkit.commands.sampling import sampling_of
 from toolkit.commands.text import check_length, drafted, speed, tell_end, tell_stages
 from toolkit.errors import UserError, disk_trouble
-from toolkit.offload.generation import PASS, Request
+from toolkit.offload.generation import PASS, Request, Reuse
 from toolkit.offload.overhead import TextRoom
 from toolkit.vocabulary import check_known
 
@@ -86,7 +86,7 @@ def write_text(options: Namespace, opened: Opened) -> None:
 def write_texts(options: Namespace, opened: Opened) -> None:
     """Continue each prompt and print its text, or with `--json` an object. A text depends on its own prompt alone."""
     prompts = [tokens_of_prompt(options, opened.source, text) for text in options.prompts]
-    writer = opened.writer(max(map(len, prompts)) + options.max_new_tokens + 1, exact=True)
+    writer = opened.writer(max(map(len, prompts)) + options.max_new_tokens + 1, reuse=Reuse.ALONE)
     request = Request(sampling_of(options), options.max_new_tokens, tuple(options.stop))
     for prompt, tokens in zip(options.prompts, prompts, strict=True):
         begun_s, read, pieces = time.perf_counter(), writer.model.read_bytes, []

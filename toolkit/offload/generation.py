@@ -5,11 +5,14 @@
         print(piece.text, end="")
 
 Tokens at the beginning that the cache holds already are not computed again: of a conversation only what is new. A
-prompt is computed in passes of `PASS` tokens, so that its activations take little memory.
+prompt is computed in passes of `PASS` tokens, so that its activations take little memory. The last digits of logits
+depend on how tokens are cut into passes, so `Reuse` says which of the cache's tokens may stay.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -68,6 +71,19 @@ class TextPiece:
         return self.token is not None and not self.given
 
 
+class Reuse(Enum):
+    """Which tokens of the cache stay if the next text begins with them. A model that `repeats` keeps all of them.
+
+    TOKENS: all. PASSES: up to where a pass began, so that the same text gives the same bits a second time; an answer
+    stays, whose tokens came one by one. ALONE: whole passes of a prompt, as an empty cache would have them. A text
+    depends on nothing before it then.
+    """
+
+    TOKENS = "tokens"
+    PASSES = "passes"
+    ALONE = "alone"
+
+
 class Writer:
     """Continues one text after the other with one model.
 
@@ -76,16 +92,21 @@ class Writer:
         tokenizer: with `decode(tokens, skip_special_tokens=...)`, as those of transformers.
         ends: tokens by which the model ends a text.
         context: tokens that a text may have.
-        exact: use the cache only as far as the same passes would give the same bits. A text depends on nothing before
-            it then. Unless the model `repeats`, these are whole passes of a prompt: the last digits of single tokens
-            differ.
+        reuse: which tokens of the cache stay.
     """
 
-    def __init__(self, model: TextModel, tokenizer: Any, ends: Collection[int], context: int, exact: bool = False):
+    def __init__(
+        self,
+        model: TextModel,
+        tokenizer: Any,
+        ends: Collection[int],
+        context: int,
+        reuse: Reuse = Reuse.TOKENS,
+    ):
         self.model, self.tokenizer, self.ends, self.context = model, tokenizer, ends, context
-        self._in_passes = exact and not model.repeats
+        self._reuse = Reuse.TOKENS if model.repeats else reuse
         self._tokens: list[int] = []  # those in the cache
-        self._passed = 0  # of them, those that whole passes from the beginning computed
+        self._begins: list[int] = []  # where each pass that computed them began
 
     def continued(
         self,
@@ -137,6 +158,7 @@ class Writer:
                 return [], None
             part = prompt[begin : begin + at_once]
             rows = self._pass(part, lambda part=part: self.model.scores(part))
+            self._begins.clear()  # a prompt that is not scored has other passes
             following = prompt[begin + 1 : begin + 1 + len(part)]
             scores += [_score(row, token, likeliest) for row, token in zip(rows, following, strict=False)]
         return scores, rows[-1]
@@ -160,16 +182,24 @@ class Writer:
         """The logits after a prompt, of which the cache keeps the beginning; None if it was cancelled."""
         pairs = zip(self._tokens, prompt[:-1], strict=False)
         same = next((at for at, (old, new) in enumerate(pairs) if old != new), min(len(self._tokens), len(prompt) - 1))
-        self._cut(min(same, self._passed) // PASS * PASS if self._in_passes else same)
+        self._cut(self._kept(same))
         logits = None
         while (begun := len(self._tokens)) < len(prompt):
             if cancelled():
                 return None
             part = prompt[begun : begun + PASS]
             logits = self._pass(part, lambda part=part: self.model.prefill(part))
-            if self._passed == begun and len(part) == PASS:
-                self._passed += PASS
         return logits
+
+    def _kept(self, same: int) -> int:
+        """How many of the first `same` tokens of the cache stay."""
+        if self._reuse is Reuse.TOKENS:
+            return same
+        cuts = [*self._begins, len(self._tokens)]
+        if self._reuse is Reuse.ALONE:
+            cuts = [cut for number, cut in enumerate(cuts) if cut == number * PASS]
+        before = bisect_right(cuts, same)
+        return cuts[before - 1] if before else 0
 
     def _pass(self, tokens: Sequence[int], compute: Callable[[], np.ndarray]) -> np.ndarray:
         """The logits of a pass over tokens. If it fails, the cache is emptied: it may hold a part of them."""
@@ -177,8 +207,9 @@ class Writer:
             logits = compute()
         except BaseException:
             self.model.cut(0)
-            self._tokens, self._passed = [], 0
+            self._tokens, self._begins = [], []
             raise
+        self._begins.append(len(self._tokens))
         self._tokens.extend(tokens)
         return logits
 
@@ -188,7 +219,7 @@ class Writer:
     def _cut(self, length: int) -> None:
         self.model.cut(length)
         del self._tokens[self.model.length :]
-        self._passed = min(self._passed, len(self._tokens))
+        del self._begins[bisect_left(self._begins, len(self._tokens)) :]
 
 
 def _score(logits: Float[np.ndarray, " vocabulary"], token: int, likeliest: int | None) -> Score | None:
