@@ -57,7 +57,7 @@ else:
 
 
 def test_the_engine_needs_few_packages_and_none_of_the_lab(tmp_path):
-    assert len(PROJECT["dependencies"]) <= 13
+    assert len(PROJECT["dependencies"]) <= 12
     write_family("Llama, tied", tmp_path / "model", torch.float32)
     code = ENGINE.replace("{absent}", repr({MODULES.get(name, name) for name in OF_LAB}))
     done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True)
