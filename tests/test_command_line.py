@@ -272,10 +272,12 @@ def test_every_format_that_is_packed_can_be_run(model, tmp_path, capfd):
 
 # what a command says of its arguments before it imports a large package
 EARLY = [
-    (["pack", "MODEL", "--out", "OUT", "--format", "gzip"], "argument --format: invalid choice"),
+    (["rnu", "OUT"], "unknown command 'rnu'"),
+    (["run", "OUT", "--prompt", "x", "--policy", "sequental"], "did you mean 'sequential'?"),
+    (["pack", "MODEL", "--out", "OUT", "--format", "gzip"], "unknown --format 'gzip'"),
     (["pack", "MODEL", "--out", "OUT", "--format", "endor", "sparse-bitmask"], "a folder of its own"),
-    (["pack", "MODEL", "--out", "OUT", "--method", "guess"], "argument --method: invalid choice"),
-    (["pack", "MODEL", "--out", "OUT", "--dtype", "int4"], "argument --dtype: invalid choice"),
+    (["pack", "MODEL", "--out", "OUT", "--method", "guess"], "unknown --method 'guess'"),
+    (["pack", "MODEL", "--out", "OUT", "--dtype", "int4"], "unknown --dtype 'int4'"),
     (["pack", "MODEL", "--out", "OUT", "--sparsity", "1.5"], "sparsity"),
     (["pack", "MODEL", "--out", "OUT", "--pattern", "4:2"], "4:2"),
     (["pack", "MODEL", "--out", "OUT", "--windows", "0"], "--windows: 0"),
@@ -285,7 +287,7 @@ EARLY = [
     (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--outliers", "2"], "--outliers: 2"),
     (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--pattern", "2:4"], "leave --pattern out"),
     (["pack", "MODEL", "--out", "OUT", "--outliers", "0.01"], "--outliers 0.01: an option of --method spqr"),
-    (["pack", "MODEL", "--out", "OUT", "--method", "experts", "--bits", "3"], "argument --bits: "),
+    (["pack", "MODEL", "--out", "OUT", "--method", "experts", "--bits", "3"], "unknown --bits 3"),
     (["pack", "MODEL", "--out", "OUT", "--method", "experts", "--mixed", "0.5"], "--bits 16: give --bits 4"),
     (["run", "OUT", "--prompt", "the", "--context", "512"], "--context 512: --memory"),
     (["run", "MODEL", "--prompt", ""], "--prompt is empty"),
@@ -296,7 +298,7 @@ EARLY = [
     (["run", "MODEL", "--prompt", "x", "--dram", "much"], "--dram much"),
 ]
 LATE = [
-    (["pack", "MODEL", "--out", "OUT", "--method", "neurons", "--predictors", "x"], "argument --predictors: "),
+    (["pack", "MODEL", "--out", "OUT", "--method", "neurons", "--predictors", "x"], "unknown --predictors 'x'"),
     (["pack", "MODEL", "--out", "OUT", "--format", "two_four"], "add --pattern 2:4"),
     (["pack", "MODEL", "--out", "MODEL"], "exists already"),
     (["pack", "MODEL", "--out", "OUT", "--method", "experts"], "is no mixture of experts"),
@@ -305,9 +307,9 @@ LATE = [
     (["run", ".", "--prompt", "x"], "holds no index.json"),
     (["run", "MODEL", "--prompt", "x", "--device-memory", "all"], "--device-memory all"),
     (["run", "MODEL", "--prompt", "x", "--device", "tpu"], "unknown device 'tpu'"),
-    (["run", "MODEL", "--prompt", "x", "--policy", "eager"], "choose from 'sequential', 'pipelined'"),
-    (["run", "MODEL", "--prompt", "x", "--reader", "x"], "choose from 'threads', 'aio', 'kvikio'"),
-    (["run", "MODEL", "--prompt", "x", "--neurons", "x"], "choose from 'predicted', 'held'"),
+    (["run", "MODEL", "--prompt", "x", "--policy", "eager"], "choose from: pipelined, sequential"),
+    (["run", "MODEL", "--prompt", "x", "--reader", "x"], "choose from: aio, kvikio, threads"),
+    (["run", "MODEL", "--prompt", "x", "--neurons", "x"], "choose from: held, predicted"),
 ]
 
 

@@ -174,11 +174,12 @@ def test_a_limit_counts_from_where_it_is_set(monkeypatch, tmp_path, model):
         tk.open(tmp_path / "packed", memory="1MB")
 
 
-@pytest.mark.parametrize("size", ["much", "-1", -1, True, float("nan"), "1TB"])
+@pytest.mark.parametrize("size", ["much", "-1", -1, True, float("nan"), "1PB", "1G"])
 def test_sizes(size, tmp_path):
     with pytest.raises(UserError, match=f"dram {size}: expected a size such as 500MB"):
         tk.open(tmp_path, dram=size)
     assert [memory_limits.bytes_of("", it) for it in ("1.5KiB", "2 MB", 5.5, None)] == [1536, 2_000_000, 5, None]
+    assert [memory_limits.bytes_of("", it) for it in ("0.5gb", "1Gib", "2TB")] == [500_000_000, 2**30, 2 * 10**12]
 
 
 def test_a_machine_by_name():

@@ -27,7 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _main(arguments: list[str] | None) -> int:
     from toolkit.commands.packers import PACKERS  # not above: Ctrl-C while modules load is one line, too
 
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options = _parser().parse_args(given or ["--help"])
     packer = PACKERS.get(getattr(options, "method", ""))
     left = "the same command goes on where it was" if packer and packer.resumable else "nothing was left behind"
     return run_command(lambda: options.command(options), stopped=f"stopped; {left}")

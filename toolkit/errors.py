@@ -82,6 +82,11 @@ class Parser(argparse.ArgumentParser):
         """Raise the complaint."""
         raise UserError(f"{message} (--help lists the options)")
 
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        """Raise the complaint about a value that is none of the choices, with the one that was meant."""
+        if action.choices is not None and value not in action.choices:
+            raise unknown("/".join(action.option_strings) or "command", value, action.choices)
+
     def _print_message(self, message: str, file=None) -> None:
         """Print it. argparse's own hides an error of the output."""
         (file or sys.stderr).write(message)

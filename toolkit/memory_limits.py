@@ -21,7 +21,8 @@ from toolkit.errors import UserError
 
 PROC = Path("/proc")
 STATISTICS = "memory.stat"
-UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 MALLOC = {-1: 128 << 10, -3: 128 << 10, -8: 1}  # malloc.h: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX
 
 
@@ -53,13 +54,13 @@ V2 = Version(
 
 
 def bytes_of(name: str, size: float | str | None) -> int | None:
-    """A size in bytes: a number, or words such as "500MB" or "1.5GiB". None stays None.
+    """A size in bytes: a number, or words such as "500MB" or "1.5GiB", in letters of any case. None stays None.
 
     Raises `UserError` for anything else. It names the option or parameter, `name`.
     """
     if size is None:
         return None
-    if isinstance(size, str) and (parts := re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?) ?([KMG]i?B|)", size)):
+    if isinstance(size, str) and (parts := re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?) ?([KMGT]I?B|)", size.upper())):
         return round(float(parts[1]) * UNITS[parts[2]])
     if isinstance(size, Real) and not isinstance(size, bool) and 0 <= size < float("inf"):
         return int(size)
