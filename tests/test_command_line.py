@@ -27,6 +27,7 @@ from toolkit.measure.memory_group import MemoryGroup, missing
 from toolkit.models import load_model
 from toolkit.models.head import head_parts, rows_of_part, untied_head
 from toolkit.models.plain import plain
+from toolkit.offload.neuron_folder import KINDS
 from toolkit.predictors import load_predictors, predicted
 from toolkit.quality import perplexity
 from toolkit.quantization.smoothquant import load_smoothed, round_to_int8
@@ -287,6 +288,7 @@ EARLY = [
     (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--outliers", "2"], "--outliers: 2"),
     (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--pattern", "2:4"], "leave --pattern out"),
     (["pack", "MODEL", "--out", "OUT", "--outliers", "0.01"], "--outliers 0.01: an option of --method spqr"),
+    (["pack", "MODEL", "--out", "OUT", "--method", "neurons", "--predictors", "x"], "unknown --predictors 'x'"),
     (["pack", "MODEL", "--out", "OUT", "--method", "experts", "--bits", "3"], "unknown --bits 3"),
     (["pack", "MODEL", "--out", "OUT", "--method", "experts", "--mixed", "0.5"], "--bits 16: give --bits 4"),
     (["run", "OUT", "--prompt", "the", "--context", "512"], "--context 512: --memory"),
@@ -298,7 +300,6 @@ EARLY = [
     (["run", "MODEL", "--prompt", "x", "--dram", "much"], "--dram much"),
 ]
 LATE = [
-    (["pack", "MODEL", "--out", "OUT", "--method", "neurons", "--predictors", "x"], "unknown --predictors 'x'"),
     (["pack", "MODEL", "--out", "OUT", "--format", "two_four"], "add --pattern 2:4"),
     (["pack", "MODEL", "--out", "MODEL"], "exists already"),
     (["pack", "MODEL", "--out", "OUT", "--method", "experts"], "is no mixture of experts"),
@@ -347,6 +348,7 @@ def test_settings_that_break_a_library_are_one_line_before_anything_is_written(
 def test_the_names_that_complaints_know_without_torch_are_those_that_there_are():
     assert set(packers.PRUNING_METHODS) == {"dense", *METHODS}
     assert set(packers.FORMATS) == {*FORMATS, SPARSE_BITMASK}
+    assert packers.PREDICTORS == KINDS
 
 
 def test_help_lists_every_packer(capsys):

@@ -10,7 +10,6 @@ from functools import cache, partial
 
 from toolkit.errors import UserError, share, unknown, whole
 from toolkit.pattern import resolve
-from toolkit.registry import Registry
 
 WRITTEN = "bfloat16"  # the type of packed weights unless another is asked for, whatever is quickest to prune in
 SPARSE_BITMASK = "sparse-bitmask"
@@ -24,6 +23,7 @@ FORMATS = {
     SPARSE_BITMASK: "a checkpoint of its own, in the layout of compressed-tensors 0.9 to 0.14, which reads it with "
     "transformers 4; transformers 5 does not. `run` loads it whole, without a memory budget",
 }
+PREDICTORS = ("few_bits", "low_rank", "gate", "none")
 EXPERT_BITS = (16, 4, 2)
 HEADS = ("whole", "dense", "int8", "spqr")
 HEAD_OUTLIERS = 0.01
@@ -346,16 +346,10 @@ PRUNING = (
     Option("int8", False, "decoder weights in int8, smoothed by SmoothQuant first", {"action": "store_true"}),
 )
 OUTLIERS = Option("outliers", 0.01, "share of weights kept in fp16", {"type": share})
-FORETOLD = "which neurons to read before an FFN: few_bits, low_rank, gate or none"
 NEURONS = (
     HEAD,
     Option("sparsity", 0.8, "share of zeros", {"type": float}),
-    Option(
-        "predictors",
-        "few_bits",
-        FORETOLD,
-        {"choices": Registry("toolkit.offload.neuron_folder:KINDS"), "metavar": "NAME"},
-    ),
+    Option("predictors", "few_bits", "which neurons to read before an FFN", {"choices": PREDICTORS}),
 )
 BITS = "of an expert's weight: 16, or 4 in groups of 64, or 2 in groups of 16"
 MIXED = "share of each layer's experts, least used by the calibration text, in 2 bits"
