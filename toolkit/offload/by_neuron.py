@@ -123,6 +123,11 @@ class ByNeuron(OnDemand):
         return [max(1, int(np.count_nonzero(~mask))) for mask in self.hot]
 
     @property
+    def _passing(self) -> int:
+        """Neurons that layers without rows of their own share."""
+        return min(STAGED, max(self._cold))
+
+    @property
     def _edges_bytes(self) -> int:
         return BLOCK_BYTES * (len(self._modules) + 1)  # each layer's rows start on a block
 
@@ -139,9 +144,8 @@ class ByNeuron(OnDemand):
 
     def _check(self, predictors_bytes: int, predicted: Sequence[bool]) -> None:
         """Raise `BudgetError` unless the DRAM suffices for what one token needs."""
-        least, cold = 1, self._cold
-        if self._opening.demand.window > 0:
-            least = Shares.least(self._needs(predicted), cold, min(STAGED, max(cold)))
+        keeps = self._opening.demand.window > 0
+        least = Shares.least(self._needs(predicted), self._cold, self._passing) if keeps else 1
         neurons = whole_pages(self._row_bytes * least + self._edges_bytes)
         self._opening.budgets["dram"].check(**self._fixed(predictors_bytes), neurons=neurons)
 
@@ -155,9 +159,10 @@ class ByNeuron(OnDemand):
         budget.take(**self._fixed(predictors_bytes))
         left_bytes = min(budget.left_bytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, row_bytes * sum(cold) + edges_bytes)
         rows = int((left_bytes - edges_bytes) // row_bytes)
-        keeps = opening.demand.window > 0
-        passing = min(STAGED, max(cold))
-        shares = Shares.of(rows, self._needs(predicted), cold, passing) if keeps else Shares.keeping_nothing(rows, cold)
+        if opening.demand.window > 0:
+            shares = Shares.of(rows, self._needs(predicted), cold, self._passing)
+        else:
+            shares = Shares.keeping_nothing(rows, cold)
         budget.take(neurons=whole_pages(row_bytes * (sum(shares.rows) + shares.passing) + edges_bytes))
         return shares
 
