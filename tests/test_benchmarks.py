@@ -28,6 +28,7 @@ SMALL = {
     "blocks": "--types Q4_K Q8_0 F16 --shapes qwen2.5-1.5b --vectors 1 2 --repetitions 1",
     "bitmap": "--rows 64 --columns 64 --repetitions 1",
     "compare_results": "{tmp}/before {tmp}/after",
+    "contexts": "{tmp}/model.gguf --limits 900 --contexts 8 --turns 1 --tokens 4",
     "decode_step": "--folder {tmp}/store --tokens 6 --turns 1 --ways dense endor_packed spqr_packed",
     "draft": "{tmp}/packed {tmp}/packed --draft-method endor_packed --drafted 2 --tokens 6 --prompts 1",
     "gguf_logits": "--cases llama",
@@ -98,8 +99,10 @@ def test_a_benchmark_runs(small, monkeypatch, capsys, name):
         )
     if name == "offload":  # llama.cpp's environment would have to be made first
         monkeypatch.setattr(module, "LLAMA_CPP", ())
-    if name == "prompts":
+    if name in ("contexts", "prompts"):
         random_file("qwen2", "Q4_K", small / "model.gguf")
+    if name == "contexts":
+        monkeypatch.setattr(module, "rivals_of", lambda name, file: [])
     if name in ("gguf_logits", "prompts"):  # so would these
         monkeypatch.setattr(module.llama_cpp, "missing", lambda: "no llama.cpp")
     if name in ("gguf_processes", "packs"):  # they would run whole processes for minutes

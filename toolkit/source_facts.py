@@ -92,10 +92,11 @@ def _file() -> Path:
 @cache
 def _note() -> None:
     """Keep what was parsed when the process ends; once a process."""
-    atexit.register(_keep)
+    atexit.register(keep)
 
 
-def _keep() -> None:
+def keep() -> None:
+    """Keep what was parsed, for other processes. It happens at a process's end, but a fork of another has none."""
     with contextlib.suppress(UserError):  # a cache that cannot be written
         make_folder(_file().parent)
         known = read_json(_file()) | _kept()

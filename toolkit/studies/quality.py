@@ -8,7 +8,7 @@ An `Alteration` changes a model inside a `with` block and restores it. Another k
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -92,9 +92,9 @@ def quality(settings: EvaluationSettings, alteration: Alteration = AS_IS) -> pd.
     of the alteration. Raises what the alteration, `perplexity` and `evaluate_tasks` raise.
     """
     text = replace(settings, tasks=(), task_limit=None)
-    with _sharing(alteration) if settings.tasks and alteration.facts_at_once else nullcontext():
-        windows = _windows(text, alteration, fresh=alteration.code is None)
-        on_tasks = accuracy(settings, alteration) if settings.tasks else None
+    with closing(_Change(alteration)) as change:
+        windows = _windows(text, alteration, change, fresh=alteration.code is None)
+        on_tasks = _on_tasks(settings, alteration, change) if settings.tasks else None
     lost = Perplexity.of(torch.tensor(windows["value"], dtype=torch.float64), settings.sequence_length)
     whole = {"metric": PERPLEXITY, "value": float(lost), "standard_error": lost.standard_error, "chance": math.nan}
     facts = windows.drop(columns=["value"]).iloc[0].to_dict()
@@ -108,7 +108,12 @@ def quality(settings: EvaluationSettings, alteration: Alteration = AS_IS) -> pd.
 
 def accuracy(settings: EvaluationSettings, alteration: Alteration = AS_IS) -> pd.DataFrame:
     """A row for each task and metric of the altered model, as `evaluate_tasks` gives them; kept."""
-    return _accuracy(replace(settings, windows=None), alteration, fresh=alteration.code is None)
+    with closing(_Change(alteration)) as change:
+        return _on_tasks(settings, alteration, change)
+
+
+def _on_tasks(settings: EvaluationSettings, alteration: Alteration, change: "_Change") -> pd.DataFrame:
+    return _accuracy(replace(settings, windows=None), alteration, change, fresh=alteration.code is None)
 
 
 def compared(settings: EvaluationSettings, alterations: Mapping[str, Alteration]) -> pd.DataFrame:
@@ -156,61 +161,46 @@ def _summary(table: pd.DataFrame) -> list[dict]:
     return table[table["metric"] != WINDOW_NLL].to_dict("records")
 
 
-class _OneChange:
-    """A change that is made when it is first asked for, and undone by `close`."""
+class _Change:
+    """An alteration's change of the model, which evaluations in a row share if they can: some take longer than these.
+
+    `close` undoes it.
+    """
 
     def __init__(self, alteration: Alteration):
-        self.alteration, self._stack = alteration, ExitStack()
+        self._alteration, self._stack = alteration, ExitStack()
         self._facts: dict[str, float | str] | None = None
 
-    def facts(self, settings: EvaluationSettings) -> dict[str, float | str]:
-        """Change the model unless it is changed already."""
+    @contextmanager
+    def made(self, settings: EvaluationSettings) -> Iterator[dict[str, float | str]]:
+        """Inside the block the model is changed."""
+        if not self._alteration.facts_at_once:
+            with self._alteration.change(settings) as facts:
+                yield facts
+            return
         if self._facts is None:
-            self._facts = self._stack.enter_context(self.alteration.change(settings))
-        return self._facts
+            self._facts = self._stack.enter_context(self._alteration.change(settings))
+        yield self._facts
 
     def close(self) -> None:
         self._stack.close()
 
 
-_shared: list[_OneChange] = []  # that of the call of `quality` that is running
-
-
-@contextmanager
-def _sharing(alteration: Alteration) -> Iterator[None]:
-    """Inside the block this alteration changes the model once: some take longer than the evaluation."""
-    _shared.append(_OneChange(alteration))
-    try:
-        yield
-    finally:
-        _shared.pop().close()
-
-
-@contextmanager
-def _changed(settings: EvaluationSettings, alteration: Alteration) -> Iterator[dict[str, float | str]]:
-    """Inside the block the model is changed."""
-    if _shared and _shared[-1].alteration is alteration:
-        yield _shared[-1].facts(settings)
-    else:
-        with alteration.change(settings) as facts:
-            yield facts
-
-
 def _key(settings: EvaluationSettings, alteration: Alteration) -> dict[str, object]:
-    return weights_key(settings) | (alteration.code or {})
+    return weights_key(settings) | (alteration.code or {}) | {"change": None}  # the alteration stands for it
 
 
 @kept("perplexity", without=LOADING, key=_key)
-def _windows(settings: EvaluationSettings, alteration: Alteration) -> pd.DataFrame:
+def _windows(settings: EvaluationSettings, alteration: Alteration, change: _Change) -> pd.DataFrame:
     """The loss of each window of evaluation text, in nats a token, and the alteration's facts."""
     model, tokens = loaded(settings.model)[0], tokens_of(settings.model, settings.corpus, "evaluation")
-    with _changed(settings, alteration) as facts:
+    with change.made(settings) as facts:
         lost = perplexity(model, tokens, settings.sequence_length, settings.windows)
     return pd.DataFrame({"value": lost.window_nll}).assign(**facts)
 
 
 @kept("accuracy", without=LOADING, key=_key)
-def _accuracy(settings: EvaluationSettings, alteration: Alteration) -> pd.DataFrame:
+def _accuracy(settings: EvaluationSettings, alteration: Alteration, change: _Change) -> pd.DataFrame:
     model, tokenizer, _ = loaded(settings.model)
-    with _changed(settings, alteration):
+    with change.made(settings):
         return evaluate_tasks(model, tokenizer, list(settings.tasks), settings.task_limit)

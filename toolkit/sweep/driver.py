@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from toolkit import source_facts
 from toolkit.errors import UserError
 from toolkit.evidence import report
 from toolkit.evidence.catalogue import notebooks
@@ -113,6 +114,7 @@ def status(job: Job, last: state.State | None, started: float = 0.0) -> str:
 
 def _sweep(stale: list[Job], growing: "_GrowingReport", expected: Forecast, profile: Path | None) -> int:
     parallel, ids = expected.parallel, [job.id for job in stale]
+    source_facts.keep()  # of all that the jobs import: each would parse it, for a CPU second or two
     shutil.rmtree(state.folder() / ENDED, ignore_errors=True)
     write_plan(stale, state.folder() / "plan.json", slots=parallel, start=module_command(), driver=state.this_process())
     log = state.folder() / "snakemake.log"
