@@ -23,7 +23,7 @@ PROC = Path("/proc")
 STATISTICS = "memory.stat"
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-MALLOC = {-1: 128 << 10, -3: 128 << 10, -8: 1}  # malloc.h: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX
+LARGE = 128 << 10
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,15 @@ def trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def return_large_blocks() -> None:
-    """Have glibc give each large block back when it is freed. By itself it keeps blocks of up to 32 MB, in many heaps.
+def return_large_blocks(nbytes: int = LARGE) -> None:
+    """Have glibc give each block of so many bytes back when it is freed. By itself it keeps up to 32 MB, in many heaps.
 
-    A prompt of 1,500 tokens takes 60 MB of SmolLM2 then, and up to 300 otherwise.
+    A prompt of 1,500 tokens takes 60 MB of SmolLM2 then, and up to 300 otherwise. The system clears each page of a
+    block anew: where blocks come and go all the time, larger ones alone should be given back.
     """
+    malloc = {-1: nbytes, -3: nbytes, -8: 1}  # malloc.h: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX
     with contextlib.suppress(AttributeError, OSError):  # another C library
-        for name, value in MALLOC.items():
+        for name, value in malloc.items():
             ctypes.CDLL(None).mallopt(name, value)
 
 

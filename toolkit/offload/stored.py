@@ -76,7 +76,8 @@ class StoredSource(TensorSource):
         """The packed weights of a layer."""
         layer = self._store.layer(number, self._variant)
         slot = aligned_buffer(layer.nbytes)
-        with open_reader(None, self._store, self._variant) as reader:
+        shards = [part.shard for part in layer.chunks]  # opening all takes longer than reading one
+        with open_reader(None, self._store, self._variant, shards=shards) as reader:
             reader.read(layer.chunks, slot)
         return layer.view(slot)
 

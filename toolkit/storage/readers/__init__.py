@@ -6,6 +6,7 @@ with open_reader(None, store, "endor") as reader:
 """
 
 import logging
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from toolkit.errors import UserError, unknown
@@ -24,8 +25,10 @@ log = logging.getLogger(__name__)
 READERS: dict[str, type[Reader]] = {cls.name: cls for cls in (Threads, Aio, KvikIO)}
 
 
-def open_reader(name: str | None, store: "Store", *variants: str, **options: int) -> Reader:
-    """Open a reader for the shards of these variants, or of all variants.
+def open_reader(
+    name: str | None, store: "Store", *variants: str, shards: Collection[str] | None = None, **options: int
+) -> Reader:
+    """Open a reader for the shards of these variants, or of all variants; of them for those of `shards`, if given.
 
     `options` are `chunk_bytes` and `depth`, the reads that are under way at once. None takes the quickest reader of
     host memory: "aio"; or "threads" where the system refuses that, or reads only through the page cache, in which
@@ -37,13 +40,14 @@ def open_reader(name: str | None, store: "Store", *variants: str, **options: int
     if name is not None:
         if name not in READERS:
             raise unknown("reader", name, READERS)
-        return READERS[name](store.files(*variants), **options)
+        files = store.files(*variants)
+        return READERS[name]({shard: files[shard] for shard in files if shards is None or shard in shards}, **options)
     try:
-        reader = open_reader(Aio.name, store, *variants, **options)
+        reader = open_reader(Aio.name, store, *variants, shards=shards, **options)
     except UserError as error:
         log.info("%s", error)
     else:
         if reader.mode == "direct":
             return reader
         reader.close()
-    return open_reader(Threads.name, store, *variants, **options)
+    return open_reader(Threads.name, store, *variants, shards=shards, **options)
