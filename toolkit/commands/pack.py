@@ -20,7 +20,7 @@ from toolkit.files import new_folder
 EVALUATED = {"sequence_length": 512, "windows": 4}  # a few seconds for a model of 135 M parameters
 CHECK_BYTES, EVALUATION_BYTES = 300 << 20, 200 << 20  # for activations and buffers beside a packed folder
 LOGIT_BYTES = 4  # of a logit: its own two, and those of copies of some
-PASSING = 8 << 20  # blocks of memory from this size on go back when they are freed; smaller ones come and go all the time
+PASSING = 8 << 20  # blocks of memory of this size go back when they are freed; smaller ones come and go all the time
 SOME = 100  # tokens, one of which makes a text that the tokenizer takes
 DESCRIPTION = "Prune or quantise a model and write it packed."
 DETAILS = """\
