@@ -56,7 +56,8 @@ def race(file: Path, options: argparse.Namespace) -> Iterator[pd.DataFrame]:
             rivals = rivals_of(LLAMA_CPP, file)  # new ones: its best way to load a file may be another with this prompt
             for rival in rivals:
                 rival.loads = options.loads
-            rounds = take_turns([ours, *rivals], limit * 10**6, prompt, options.turns, options.tokens)
+            contestants, sure = [ours, *rivals], dict.fromkeys((AS_IS, LLAMA_CPP), float("inf"))  # all make all tokens
+            rounds = take_turns(contestants, limit * 10**6, prompt, options.turns, options.tokens, sure)
             found = table(rounds).assign(limit_mb=limit, prompt=name)
             print(f"\n{limit} MB, {name}\n" + found[[*SHOWN, "disturbed", "note"]].to_string(index=False), flush=True)
             yield found
