@@ -9,6 +9,7 @@ from functools import cache
 
 import numpy as np
 
+from toolkit.kernels import eight_bit_cache
 from toolkit.kernels.engine import simd
 from toolkit.kernels.engine.compiled import compiled
 from toolkit.kernels.engine.elements import TO_FLOAT32
@@ -110,12 +111,29 @@ def tiles_of(vectors: int, heads: int, key_heads: int) -> int:
 
 
 @cache
+def decoding(dtype: object):
+    """The function that writes `count` rows of a cache of `dtype`, of one head from position `at` on, into `out`."""
+    if dtype == eight_bit_cache.Q8_0:
+        return eight_bit_cache.decode_rows
+    to_float32 = TO_FLOAT32[dtype]
+
+    @compiled(forceinline=True)
+    def decode_rows(rows, group, at, count, size, out):
+        for row in range(count):
+            for i in range(size):
+                out[row, i] = to_float32(rows[group, at + row, i])
+
+    return decode_rows
+
+
+@cache
 def prompt_attention(dtype: object):
     """The function of `toolkit.kernels.single_token.attention` for many vectors, for rows `first` to `last`.
 
-    It takes the same arguments, but rows are `tiles_of(vectors, heads, key heads)` for each key head.
+    It takes the same arguments, but rows are `tiles_of(vectors, heads, key heads)` for each key head. `dtype` may be
+    that of `toolkit.kernels.eight_bit_cache`, too.
     """
-    to_float32 = TO_FLOAT32[dtype]
+    decode_rows = decoding(dtype)
 
     @compiled
     def prompt_attention(query, keys, values, span, window, scale, sinks, out, first, last):
@@ -143,10 +161,8 @@ def prompt_attention(dtype: object):
             start = max(span[0], span[1] + begin - window) if window else span[0]
             for at in range(start, end, KEYS):
                 count = min(KEYS, end - at)
-                for key in range(count):
-                    for i in range(size):
-                        some_keys[key, i] = to_float32(keys[group, at + key, i])
-                        some_values[key, i] = to_float32(values[group, at + key, i])
+                decode_rows(keys, group, at, count, size, some_keys)
+                decode_rows(values, group, at, count, size, some_values)
                 scores[:] = 0
                 add_product(some_keys, size, 1, count, size, turned, scores)
                 hide(scores, at, count, begin, some, served, span, window)

@@ -25,7 +25,7 @@ def smol(machine, monkeypatch):
     """SmolLM2's file; a process takes 0.2 GB beside weights. Nothing is packed or run: our ways make 5 tokens/s."""
     asked = []
 
-    def contestant(target, way):
+    def contestant(target, way, kv_type):
         asked.append(way.name)
         return StandIn(way.name, *[5.0] * 99)
 
@@ -53,6 +53,12 @@ def test_named_ways_and_llama_cpp_run_at_each_limit_beside_their_predictions(smo
     assert rows["rival"].tolist() == [False, False, True] * 2
     assert (rows["tokens_per_s"] == [5, 5, 9] * 2).all()
     assert {"tokens_per_s_low", "tokens_per_s_high", "peak_mb", "first_s", "text_hash"} <= set(rows)
+
+
+def test_the_file_as_it_is_has_the_type_of_keys_and_values_that_is_asked_for():
+    target = open_target("smollm2-135m")
+    ours = module._contestant(target, names_of(target)[AS_IS], "q8_0")
+    assert ours.options == ["--kv-type", "q8_0"]
 
 
 def test_without_names_those_run_that_the_plan_names(smol):
@@ -92,7 +98,7 @@ def test_a_way_that_is_killed_has_a_row(monkeypatch):
 def test_the_command_prints_rows_and_writes_table_and_plot(smol, tmp_path, capfd):
     files = ["--csv", str(tmp_path / "race.csv"), "--plot", str(tmp_path / "race.png")]
     command = ["bench", "smollm2-135m", "--memory", "400MB,250MB", "--ways", "as-is", "--turns", "2", *files]
-    assert main([*command, "--tokens", "8", "--prompt", "the"]) == 0
+    assert main([*command, "--tokens", "8", "--prompt", "the", "--kv-type", "q8_0"]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert lines[0].split()[:3] == ["limit", "way", "tokens/s"]
     turns, _, medians = "\n".join(lines[1:]).partition("\nmedians of all turns\n")
@@ -116,6 +122,7 @@ def test_the_command_prints_rows_and_writes_table_and_plot(smol, tmp_path, capfd
         (["smollm2-135m", "--memory", "1GB", "--prompt", ""], "--prompt is empty"),
         (["smollm2-135m", "--memory", "1GB", "--ways", "as-is,gzip"], "unknown way 'gzip'"),
         (["llama2-7b", "--memory", "9GB"], "no weights of it are at hand"),
+        (["smollm2-135m", "--memory", "1GB", "--kv-type", "q4_0"], "--kv-type"),
         (["no/such/model", "--memory", "9GB"], "unknown model"),
     ],
 )

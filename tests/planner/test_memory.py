@@ -9,6 +9,8 @@ from gguf_files import CASES, write
 from tests.planner.test_plan import GB, LLAMA, machine
 from toolkit.__main__ import main
 from toolkit.errors import UserError
+from toolkit.models.gguf_header import read_header
+from toolkit.offload.decoder.architecture import architecture_of
 from toolkit.offload.overhead import Overhead, TextRoom
 from toolkit.planner import memory, sizes
 from toolkit.planner.memory import Beside, configuration
@@ -26,7 +28,7 @@ __all__ = ["machine"]
 @pytest.fixture
 def beside(monkeypatch, machine):
     """A process of ours takes 0.4 GB beside weights, llama.cpp 0.1."""
-    monkeypatch.setattr(memory.Beside, "of", lambda target, prompt_tokens: BESIDE)
+    monkeypatch.setattr(memory.Beside, "of", lambda target, prompt_tokens, kv_type: BESIDE)
 
 
 def test_each_way_has_what_its_own_process_leaves(beside):
@@ -61,7 +63,7 @@ def test_too_little_for_the_process_is_one_line(beside):
 def test_a_file_runs_where_no_packed_folder_does(beside, monkeypatch):
     """Its process takes half as much beside weights."""
     target = open_target("smollm2-135m")
-    monkeypatch.setattr(memory.Beside, "of", lambda target, prompt_tokens: replace(BESIDE, file=200 * MB))
+    monkeypatch.setattr(memory.Beside, "of", lambda target, prompt_tokens, kv_type: replace(BESIDE, file=200 * MB))
     found = plan(target, memory_bytes=350 * MB)
     assert found.table.loc[found.table["runs_here"], "way"].tolist() == ["as it is, Q4_1"]
     with pytest.raises(UserError, match="The smallest way, as it is, Q4_1, takes 2"):
@@ -74,6 +76,7 @@ def test_the_command_takes_one_limit(beside, capfd):
     for more, words in (
         (["--dram", "5GB"], "--memory limits the whole process"),
         (["--machine", "endor-rtx4080"], "--memory: plans for endor-rtx4080 are by bytes alone"),
+        (["--kv-type", "q8_0"], "--kv-type q8_0: llama2-7b runs by transformers here"),
     ):
         assert main(["plan", "llama2-7b", "--memory", "6GB", *more]) == 2
         assert words in capfd.readouterr().err
@@ -101,3 +104,12 @@ def test_a_file_that_runs_without_torch_needs_less(tmp_path, name, ways, monkeyp
     assert (beside.file or 0) < beside.layers
     as_it_is = PlannedWay("as it is", STREAMED, "dense", "gguf_packed", file=object())
     assert beside.bytes_of(as_it_is) == (beside.file or beside.layers)
+
+
+def test_a_plan_counts_the_type_of_keys_and_values(tmp_path, monkeypatch):
+    write(CASES["gemma3"].model(), CASES["gemma3"], file := tmp_path / "model.gguf")
+    monkeypatch.setattr(memory, "present_bytes", lambda file, *way: 0)
+    target, sizes = open_target(str(file)), architecture_of(read_header(file))
+    nbytes = {kv_type: Beside.of(target, 10_000, kv_type).file for kv_type in ("f32", "q8_0")}
+    cache = {kv_type: sizes.with_cache(kv_type).cache_bytes(10_000 + memory.NEW_TOKENS) for kv_type in nbytes}
+    assert nbytes["f32"] - nbytes["q8_0"] == cache["f32"] - cache["q8_0"] > 0

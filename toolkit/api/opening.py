@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from toolkit import memory_limits
 from toolkit.errors import UserError
+from toolkit.offload.variant import no_kv_type
 
 if TYPE_CHECKING:
     from toolkit.offload.decoder.model_file import ModelFile
@@ -26,6 +27,7 @@ def open(
     device: str = "cpu",
     device_memory: float | str | None = None,
     verify: bool = True,
+    kv_type: str | None = None,
 ) -> "OffloadedModel | OpenedFile":
     """Open a model that runs from disk within a limit of memory. Use it in a `with` block, or call `close`.
 
@@ -47,6 +49,8 @@ def open(
         device: "cpu", or a GPU as torch calls it.
         device_memory: of that GPU.
         verify: read the whole folder first and compare its checksums.
+        kv_type: of a GGUF file without torch, the type of keys and values in the cache: "q8_0" (8 bits, as llama.cpp
+            has it, half the memory of 16), "bf16" or "f32"; None takes bf16, of models below 1 billion weights f32.
 
     Raises `UserError` for a place without a model, a damaged one, options that it does not have, and a limit that is
     too small; the message says how much is needed.
@@ -65,8 +69,10 @@ def open(
     if place.is_file() and not any(given.values()):
         from toolkit.offload.decoder.model_file import ModelFile
 
-        if file := ModelFile.of(place, policy=policy, reader=reader, timed=True):
+        if file := ModelFile.of(place, kv_type, policy=policy, reader=reader, timed=True):
             return _opened_file(file, nbytes["memory"], nbytes["dram"], context, begun)
+    if kv_type is not None:
+        raise no_kv_type(place, kv_type)
     from toolkit.commands.folder import demand_of, method_of
     from toolkit.offload.model import OffloadedModel
 

@@ -20,6 +20,7 @@ def plan(
     prompt_tokens: int = 64,
     fresh: bool = False,
     device_memory: float | str | None = None,
+    kv_type: str | None = None,
 ) -> "Recommendation":
     """The ways of running a model on this machine, the fastest first, before anything is packed.
 
@@ -35,6 +36,7 @@ def plan(
         prompt_tokens: of the prompt before the first token.
         fresh: measure the machine again.
         device_memory: limit for a GPU's memory.
+        kv_type: of a GGUF file, the type of keys and values in the cache, as `open` takes it.
 
     Raises `UserError` for an unknown model, and for memory below what the smallest way takes; the message names it.
     """
@@ -59,6 +61,7 @@ def plan(
         device_bytes=nbytes["device_memory"],
         measuring=measuring,
         memory_bytes=nbytes["memory"],
+        kv_type=kv_type,
     )
 
 

@@ -7,6 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from toolkit.commands.kv_type import add_kv_type
 from toolkit.commands.run import checked_prompt
 from toolkit.errors import UserError, whole
 from toolkit.memory_limits import bytes_of
@@ -18,6 +19,8 @@ root or a delegated group), llama.cpp has no limit, and its rows say so.
 
 --ways takes names as `plan` has them, with hyphens (as-is, int8, spqr-3-bits-head-too), or their beginnings (spqr). A
 way that is not packed yet is packed once, and kept in the cache. Without --ways, those run that `plan` names.
+
+--kv-type is that of the file as it is, and of the plan. llama.cpp keeps its own type of keys and values, f16.
 """
 COLUMNS = ("limit", "way", "tokens/s", "range", "plan", "MB/token", "peak MB", "first s", "price", "text")
 WIDTHS = (7, 34, 9, 13, 8, 9, 8, 8, 15, 9)
@@ -36,6 +39,7 @@ def add_parser(commands, **style) -> None:
     tokens = "of a turn; slow ways make fewer, four at least (default: 32)"
     parser.add_argument("--tokens", type=whole, default=32, help=tokens)
     parser.add_argument("--prompt", help="what the text begins with")
+    add_kv_type(parser)
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table to this file, too")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw tokens/s over price, a panel a limit")
 
@@ -45,17 +49,19 @@ def bench(options: argparse.Namespace) -> None:
     limits = [bytes_of("--memory", size) for size in options.memory.split(",")]
     if 0 in limits:
         raise UserError("--memory 0: expected more than nothing, such as 700MB")
-    prompt = {} if options.prompt is None else {"prompt": checked_prompt(options.prompt)}
+    more = {} if options.prompt is None else {"prompt": checked_prompt(options.prompt)}
     if options.plot and options.plot.suffix not in (".png", ".svg"):
         raise UserError(f"--plot {options.plot}: expected a name that ends in .png or .svg")
     ways = options.ways.split(",") if options.ways else []
+    if options.kv_type:
+        more["kv_type"] = options.kv_type
     print("looking at the model and the machine", file=sys.stderr, flush=True)
     from toolkit.evidence.limits import draw
     from toolkit.files import write_csv
     from toolkit.planner.bench import bench as race
 
     print(_line(COLUMNS), flush=True)
-    table = race(options.model, limits, ways, options.turns, options.tokens, done=_print, **prompt)
+    table = race(options.model, limits, ways, options.turns, options.tokens, done=_print, **more)
     print("\nmedians of all turns")
     _print(table)
     for row in table[table["rival"]].itertuples():

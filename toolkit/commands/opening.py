@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from toolkit import downloads, hub, memory_limits
 from toolkit.commands.folder import Folder
+from toolkit.commands.kv_type import add_kv_type
 from toolkit.commands.memory import dram_within
 from toolkit.errors import UserError, whole
 from toolkit.memory_limits import bytes_of
 from toolkit.offload.overhead import Overhead, TextRoom
 from toolkit.offload.text_model import TextModel
-from toolkit.offload.variant import GGUF, variant_to_run
+from toolkit.offload.variant import GGUF, no_kv_type, variant_to_run
 
 if TYPE_CHECKING:
     from toolkit.offload.generation import Writer
@@ -130,14 +131,16 @@ def _file(options: Namespace, timed: bool) -> ModelSource | None:
     from toolkit.offload.decoder.model_file import ModelFile
 
     settings = {name: getattr(options, name) for name in ("policy", "reader", "residency")}
-    file = ModelFile.of(options.folder, timed=timed, **settings)
+    file = ModelFile.of(options.folder, options.kv_type, timed=timed, **settings)
     if file is None or options.draft is None:
         return file
-    draft = ModelFile.of(options.draft) if options.draft.is_file() else None
+    draft = ModelFile.of(options.draft, options.kv_type) if options.draft.is_file() else None
     return draft and DraftedFile.beside(file, draft, options.draft_tokens)
 
 
 def _folder(options: Namespace, kind: str, stack: ExitStack) -> Folder:
+    if options.kv_type is not None:
+        raise no_kv_type(options.folder, options.kv_type)
     stack.enter_context(hub.lean())  # before anything imports transformers' models
     return Folder(options, kind, stack)
 
@@ -151,6 +154,7 @@ def add_model_options(parser: ArgumentParser) -> None:
     parser.add_argument("--dram", help="hard limit for weights and buffers alone, such as 500MB")
     context = f"tokens that the model may hold at once (default: {CONTEXT}, or its positions if they are fewer)"
     parser.add_argument("--context", type=whole, help=context)
+    add_kv_type(parser)
 
 
 @contextmanager

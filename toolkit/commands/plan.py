@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.commands.kv_type import add_kv_type
 from toolkit.errors import UserError, whole
 from toolkit.memory_limits import bytes_of
 from toolkit.offload.variant import check_not_packed
@@ -35,6 +36,7 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--measure", action="store_true", help="evaluate this model's ways now, on few windows of text")
     parser.add_argument("--text", default="wiki-slice", help="to evaluate on (default: wiki-slice)")
     parser.add_argument("--prompt-tokens", type=whole, default=64, help="before the first token (default: 64)")
+    add_kv_type(parser)
     parser.add_argument("--fresh", action="store_true", help="measure this machine again, in one to two minutes")
     parser.add_argument("--all", action="store_true", help="show every way, not only the best ones")
     parser.add_argument("--json", action="store_true", help="print the whole plan as JSON")
@@ -52,8 +54,9 @@ def plan(options: argparse.Namespace) -> None:
     if options.memory and options.dram:
         raise UserError(f"--dram {options.dram}: --memory limits the whole process, weights too; give one of them")
     if options.machine:
-        for option in [name for name in ("measure", "fresh", "memory") if getattr(options, name)]:
-            raise UserError(f"--{option}: plans for {options.machine} are by bytes alone; leave it out, or --machine")
+        for option in [name for name in ("measure", "fresh", "memory", "kv_type") if getattr(options, name)]:
+            name = option.replace("_", "-")
+            raise UserError(f"--{name}: plans for {options.machine} are by bytes alone; leave it out, or --machine")
         _elsewhere(options, dram_bytes, device_bytes, loss)
         return
     print("looking at the model and the machine", file=sys.stderr)
@@ -65,7 +68,7 @@ def plan(options: argparse.Namespace) -> None:
         target = open_target(options.model)
     settings = {"measure": options.measure, "text": options.text, "prompt_tokens": options.prompt_tokens}
     settings |= {"fresh": options.fresh, "device_bytes": device_bytes, "measuring": _show_bounds}
-    settings["memory_bytes"] = memory_bytes
+    settings |= {"memory_bytes": memory_bytes, "kv_type": options.kv_type}
     found = plan_for(target, dram_bytes, loss, **settings)
     if options.json:
         print(json.dumps(_plain(found), indent=1))

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from toolkit.commands.folder import Folder
+from toolkit.commands.kv_type import add_kv_type
 from toolkit.commands.opening import kind_in, kind_of, opened, place_of
 from toolkit.commands.sampling import add_sampling_options, sampling_of
 from toolkit.commands.text import generate_from_checkpoint, generate_timed, tell_peak
@@ -34,6 +35,7 @@ ABSENT = {  # by kind of folder: options that it does not have, and why
             "--device",
             "--residency",
             "--neurons",
+            "--kv-type",
         ),
         "is a checkpoint, which is loaded whole on the CPU; pack endor for it",
     ),
@@ -77,6 +79,7 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--dram", help="hard limit for weights and buffers alone, such as 500MB (default: none)")
     context = "tokens of prompt and text that --memory leaves room for (default: those of this call)"
     parser.add_argument("--context", type=whole, help=context)
+    add_kv_type(parser)
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, or one of several GPUs as cuda:1")
     parser.add_argument("--device-memory", help="hard limit for a GPU's memory, such as 8GB (default: most of it)")
     parser.add_argument("--format", help="one of those that were packed (default: endor, else the first by name)")
@@ -143,6 +146,7 @@ def _check_kind(options: argparse.Namespace, kind: str) -> None:
         "--policy": options.policy != "pipelined",
         "--residency": options.residency,
         "--neurons": options.neurons,
+        "--kv-type": options.kv_type,
     }
     names, why = ABSENT.get(
         kind, (("--residency", "--neurons"), "holds whole layers, not neurons or experts; leave it out")

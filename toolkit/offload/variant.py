@@ -15,6 +15,8 @@ from toolkit.errors import UserError, unknown
 
 FAVOURITE, GGUF = "endor", "gguf"
 NEURONS = ("predicted", "held")  # that a token is computed with
+# the types of keys and values in the cache, by llama.cpp's names: their names among the kernels
+KV_TYPES = {"f32": "float32", "bf16": "bfloat16", "q8_0": "q8_0"}
 STRANGE = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 
 
@@ -38,6 +40,14 @@ def variant_to_run(folder: Path, asked: str | None = None) -> str:
     if asked is not None and variants and asked not in variants:
         raise unknown(f"format of {folder}", asked, variants)
     return asked or favourite(variants or {FAVOURITE})
+
+
+def no_kv_type(model: Path | str, kv_type: str) -> UserError:
+    """The error about a type of keys and values of a model that transformers run."""
+    return UserError(
+        f"--kv-type {kv_type}: {model} runs by transformers here, whose cache has the model's own type; leave it out, "
+        "or take a GGUF file of an architecture that runs without torch"
+    )
 
 
 def check_not_packed(folder: Path) -> None:

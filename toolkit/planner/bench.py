@@ -44,7 +44,9 @@ from toolkit.measure.processes import (
 from toolkit.models import MODELS
 from toolkit.models.gguf_header import read_header
 from toolkit.models.named import gguf_file, parts_of
+from toolkit.offload.variant import no_kv_type
 from toolkit.planner.choices import PROMPT
+from toolkit.planner.memory import check_kv_type
 from toolkit.planner.plan import Recommendation, plan
 from toolkit.planner.prices import Quality, price_of
 from toolkit.planner.target import Target, open_target
@@ -78,6 +80,7 @@ def bench(
     tokens: int = TOKENS,
     prompt: str = PROMPT,
     done: Callable[[pd.DataFrame], None] = lambda rows: None,
+    kv_type: str | None = None,
 ) -> pd.DataFrame:
     """The race of a model's ways at each limit, the smallest first.
 
@@ -90,6 +93,7 @@ def bench(
         tokens: of a turn, at most; slow ways make fewer (`toolkit.measure.processes.tokens_within`).
         prompt: what the text begins with.
         done: is called as each turn ends, with the row of the turns so far.
+        kv_type: of keys and values of a GGUF file as it is (`run --kv-type`); llama.cpp's are its own, f16.
 
     A way that is not packed yet is packed once, and kept in the cache. Raises `UserError` for a model that is not at
     hand, an unknown way, or no way at all.
@@ -101,7 +105,9 @@ def bench(
     packed = (Path(model) / "index.json").is_file()
     if packed and ways:
         raise UserError(f"ways {','.join(ways)}: {model} is packed already, which is one way; leave them out")
-    entries = _of_folder(Path(model), limits) if packed else _of_model(model, limits, ways)
+    if packed and kv_type:
+        raise no_kv_type(model, kv_type)
+    entries = _of_folder(Path(model), limits) if packed else _of_model(model, limits, ways, kv_type)
     return race(model, entries, limits, turns, tokens, prompt, done)
 
 
@@ -181,12 +187,15 @@ def _of_folder(folder: Path, limits: Sequence[int]) -> dict[int, list[Contender]
     return dict.fromkeys(limits, entries)
 
 
-def _of_model(model: str, limits: Sequence[int], names: Sequence[str]) -> dict[int, list[Contender]]:
+def _of_model(
+    model: str, limits: Sequence[int], names: Sequence[str], kv_type: str | None
+) -> dict[int, list[Contender]]:
     """The ways of a model, those that are named or planned, and llama.cpp with its file."""
     target = open_target(model)
     if not target.loadable:
         raise UserError(f"{model}: no weights of it are at hand; name a folder, a file or an id")
-    plans = {limit: found for limit in limits if (found := _planned(target, limit))}
+    check_kv_type(target.file, target.name, kv_type)
+    plans = {limit: found for limit in limits if (found := _planned(target, limit, kv_type))}
     tables = {limit: found.table.set_index("way") for limit, found in plans.items()}
     known = names_of(target)
     if names:
@@ -197,7 +206,7 @@ def _of_model(model: str, limits: Sequence[int], names: Sequence[str]) -> dict[i
         chosen = {limit: [way for way in known.values() if way.name in of_plan.get(limit, ())] for limit in limits}
     racing = {way.name: way for limit in limits for way in chosen[limit]}
     described = {way.name: (_rows(tables, way.name), price_of(target, way)) for way in target.ways}
-    ours = {name: Contender(_contestant(target, way), False, *described[name]) for name, way in racing.items()}
+    ours = {name: Contender(_contestant(target, way, kv_type), False, *described[name]) for name, way in racing.items()}
     rivals = []
     for way in target.ways if target.file else ():
         if way.kind == RIVAL and way.file:
@@ -231,9 +240,12 @@ def named_way(name: str, known: Mapping[str, PlannedWay], tables: Sequence[pd.Da
     return meant[0]
 
 
-def _planned(target: Target, limit: int) -> Recommendation | None:
+def _planned(target: Target, limit: int, kv_type: str | None) -> Recommendation | None:
+    def measuring(bounds: pd.DataFrame) -> None:
+        tell("measuring this machine: two minutes")
+
     try:
-        return plan(target, memory_bytes=limit, measuring=lambda bounds: tell("measuring this machine: two minutes"))
+        return plan(target, memory_bytes=limit, measuring=measuring, kv_type=kv_type)
     except UserError as error:
         tell(f"no plan: {error}")
         return None
@@ -244,10 +256,10 @@ def _rows(tables: Mapping[int, pd.DataFrame], name: str) -> dict[int, pd.Series]
     return {limit: table.loc[name] for limit, table in tables.items() if name in table.index}
 
 
-def _contestant(target: Target, way: PlannedWay) -> OurRun:
+def _contestant(target: Target, way: PlannedWay, kv_type: str | None) -> OurRun:
     """The file as it is, or a folder that is packed first, once."""
     if way.file:
-        return OurRun(way.name, target.file)
+        return OurRun(way.name, target.file, ["--kv-type", kv_type] if kv_type else [])
     return OurRun(way.name, packed_folder(target.name, way.pack), shlex.split(way.run))
 
 

@@ -42,7 +42,12 @@ class Choice:
 
 
 def choose(
-    table: pd.DataFrame, loss: float, target: Target, known: Mapping[str, PlannedWay], limits: Mapping[str, int | None]
+    table: pd.DataFrame,
+    loss: float,
+    target: Target,
+    known: Mapping[str, PlannedWay],
+    limits: Mapping[str, int | None],
+    kv_type: str | None = None,
 ) -> Iterator[Choice]:
     """The fastest way within the loss, then the fastest one of the toolkit just above it, if that is much faster.
 
@@ -55,6 +60,7 @@ def choose(
         target: the model.
         known: the ways by their names.
         limits: bytes by option of `run`; None is no limit.
+        kv_type: of keys and values of a file that is run as it is; None is its own.
     """
     predicted = ~table["at_best"].astype(bool)
     within = table["within"] & (table["runs_here"] | table["rival"])
@@ -64,12 +70,12 @@ def choose(
     if first["rival"]:
         ours = (table["within"] & table["runs_here"]).any()
         why += " At this price the toolkit is slower." if ours else " No way of the toolkit is within the loss."
-    yield Choice(first, why, _commands(target, known[first["way"]], limits))
+    yield Choice(first, why, _commands(target, known[first["way"]], limits, kv_type))
     above = table[just_above(table, loss) & table["runs_here"] & predicted]
     above = above[above["tokens_s"] > FASTER * first["tokens_s"]]
     if len(above):
         faster = table.loc[above["tokens_s"].idxmax()]
-        yield Choice(faster, _why(faster, loss, first), _commands(target, known[faster["way"]], limits))
+        yield Choice(faster, _why(faster, loss, first), _commands(target, known[faster["way"]], limits, kv_type))
 
 
 def just_above(table: pd.DataFrame, loss: float) -> pd.Series:
@@ -112,13 +118,16 @@ def price_text(row: pd.Series) -> str:
     return f"Its price is {price}, measured with this model."
 
 
-def _commands(target: Target, way: PlannedWay, limits: Mapping[str, int | None]) -> tuple[str, ...]:
+def _commands(
+    target: Target, way: PlannedWay, limits: Mapping[str, int | None], kv_type: str | None
+) -> tuple[str, ...]:
     """The commands; with MODEL in them for a model whose weights are not at hand."""
     if not way.runs_here:
         return ()
     model, folder = shlex.quote(target.name) if target.loadable else "MODEL", "-".join(re.findall(r"\w+", way.name))
     caps = [f"{option} {nbytes / 1e6:.10g}MB" for option, nbytes in limits.items() if nbytes]
     caps = [cap for cap in caps if CUDA in way.run or not cap.startswith("--device")]
+    caps += [f"--kv-type {kv_type}"] if kv_type and way.file else []
     run = " ".join(
         filter(None, ["sparse-offload run", model if way.file else folder, *caps, way.run, f'--prompt "{PROMPT}"'])
     )

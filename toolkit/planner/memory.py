@@ -24,6 +24,7 @@ from toolkit.models.gguf_header import LARGE, read_header
 from toolkit.offload.decoder.architecture import architecture_of
 from toolkit.offload.decoder.decoder import overhead
 from toolkit.offload.overhead import FLOAT, Overhead, TextRoom, cache_bytes
+from toolkit.offload.variant import no_kv_type
 from toolkit.planner.sizes import ELEMENT_BYTES
 from toolkit.planner.target import Target
 from toolkit.planner.ways import NEURONS, RIVAL, STREAMED, PlannedWay
@@ -45,8 +46,11 @@ class Beside:
     file: int | None = None
 
     @classmethod
-    def of(cls, target: Target, prompt_tokens: int) -> Self:
-        """For a model, and one text: `prompt_tokens`, and as many new ones as `run` generates by default."""
+    def of(cls, target: Target, prompt_tokens: int, kv_type: str | None = None) -> Self:
+        """For a model, and one text: `prompt_tokens`, and as many new ones as `run` generates by default.
+
+        `kv_type` is that of keys and values of a file that is run without torch.
+        """
         small = target.file is not None and sum(target.shape.parameters.values()) < LARGE
         config, present = configuration(target.shape, FLOAT if small else ELEMENT_BYTES), present_bytes(target.file)
         layers, neurons = (
@@ -54,7 +58,7 @@ class Beside:
             for by_neuron in (False, True)
         )
         rival = llama_cpp.OWN_BYTES + cache_bytes(config, prompt_tokens + NEW_TOKENS)
-        return cls(layers, neurons, rival, _of_file(target.file, prompt_tokens))
+        return cls(layers, neurons, rival, _of_file(target.file, prompt_tokens, kv_type))
 
     def bytes_of(self, way: PlannedWay) -> int:
         """The bytes of a way."""
@@ -68,12 +72,23 @@ class Beside:
         return self.layers if self.file is None else min(self.layers, self.file)
 
 
-def _of_file(file: Path | None, prompt_tokens: int) -> int | None:
+def _of_file(file: Path | None, prompt_tokens: int, kv_type: str | None) -> int | None:
     """The bytes of a GGUF file that is run without torch, if it is."""
     sizes = architecture_of(read_header(file)) if file else None
     if sizes is None:
         return None
-    return present_bytes(file, "without-torch") + overhead(sizes, TextRoom(prompt_tokens, NEW_TOKENS), False).nbytes
+    beside = overhead(sizes.with_cache(kv_type), TextRoom(prompt_tokens, NEW_TOKENS), False)
+    return present_bytes(file, "without-torch") + beside.nbytes
+
+
+def check_kv_type(file: Path | None, name: str, kv_type: str | None) -> None:
+    """Raise `UserError` for a type of keys and values that this model's cache cannot have."""
+    if kv_type is None:
+        return
+    sizes = architecture_of(read_header(file)) if file else None
+    if sizes is None:
+        raise no_kv_type(name, kv_type)
+    sizes.with_cache(kv_type)
 
 
 def configuration(shape: ModelShape, element_bytes: int) -> SimpleNamespace:

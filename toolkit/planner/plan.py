@@ -21,7 +21,7 @@ from toolkit.offload.budget import BudgetError
 from toolkit.planner import sizes
 from toolkit.planner.by_bytes import CUDA, bounds, gpu_ways, limit_on_gpu
 from toolkit.planner.choices import Choice, choose, digits, just_above, price_text, size_text
-from toolkit.planner.memory import Beside
+from toolkit.planner.memory import Beside, check_kv_type
 from toolkit.planner.plan_table import plan_html, plan_text
 from toolkit.planner.prices import TEXT, Quality, price_of
 from toolkit.planner.ranges import load_ranges
@@ -82,14 +82,16 @@ def plan(
     device_bytes: int | None = None,
     measuring: Callable[[pd.DataFrame], None] = lambda bounds: None,
     memory_bytes: int | None = None,
+    kv_type: str | None = None,
 ) -> Recommendation:
     """The ways of running a model within so many bytes of DRAM; None takes nine tenths of what is free.
 
     `memory_bytes` is a limit of the whole process in its place: each way has what its process leaves for weights.
     `loss` is the share by which perplexity may grow. `measure` evaluates this model now, on a few windows of `text`;
     `fresh` measures the machine again. Before a machine is measured, `measuring` gets the table of `bounds`.
-    `device_bytes` limits the GPU's memory. Raises `UserError` for a budget below the smallest way (the message says
-    how much that takes), a machine that cannot be probed, or `device_bytes` without a GPU.
+    `device_bytes` limits the GPU's memory. `kv_type` is the type of keys and values of a GGUF file that runs without
+    torch, which `memory_bytes` counts. Raises `UserError` for a budget below the smallest way (the message says how
+    much that takes), a machine that cannot be probed, `device_bytes` without a GPU, or a `kv_type` of another model.
     """
     if loss < 0:
         raise UserError(f"loss={loss}: expected a share from 0, such as 0.05")
@@ -104,7 +106,8 @@ def plan(
         )
     if memory_bytes is not None and dram_bytes is not None:
         raise UserError("memory_bytes limits the process, dram_bytes its weights: give one of them")
-    beside = Beside.of(target, prompt_tokens) if memory_bytes is not None else Beside(0, 0, 0)
+    check_kv_type(target.file, target.name, kv_type)
+    beside = Beside.of(target, prompt_tokens, kv_type) if memory_bytes is not None else Beside(0, 0, 0)
     dram = max(0, memory_bytes - beside.least) if memory_bytes is not None else dram_for_weights(dram_bytes)
     moved = bounds(target, dram)
     if moved.empty and not has_gpu:
@@ -142,7 +145,7 @@ def plan(
     table = pd.DataFrame(rows).sort_values("tokens_s", ascending=False, kind="stable", ignore_index=True)
     table["within"] = table["relative"] <= 1 + loss
     limits = {"--memory": memory_bytes, "--dram": dram_bytes, "--device-memory": device_bytes}
-    choices = tuple(choose(table, loss, target, known | on_gpu, limits))
+    choices = tuple(choose(table, loss, target, known | on_gpu, limits, kv_type))
     first = known.get(choices[0].way)
     spare = sizes.footprint(target.shape, first).all_bytes - within(first).dram_bytes if first else 0
     advice = tuple(_advice(target, table, choices, loss, spare, here.rates.disturbed))

@@ -4,14 +4,16 @@ architecture = architecture_of(read_header(Path("model.gguf")))    # None: anoth
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
-from toolkit.errors import UserError
+from toolkit.errors import UserError, unknown
 from toolkit.kernels.blocks.layout import LAYOUTS
+from toolkit.kernels.eight_bit_cache import BLOCK_BYTES, NARROW, Q8_0
 from toolkit.kernels.single_token import CLAMPED
 from toolkit.models.gguf_config import FULL, SLIDING, fields_of
 from toolkit.models.gguf_header import LAYERS, ROTARY, GgufHeader
+from toolkit.offload.variant import KV_TYPES
 
 PAIRED = ("llama", "mistral", "mixtral")  # their files have the elements of a head that rotate together side by side
 GATES = {"gemma3_text": "gelu_pytorch_tanh", "gpt_oss": CLAMPED}
@@ -52,7 +54,8 @@ class Architecture:
 
     `windows` and `ropes` are those of each block: how many positions it attends to, 0 for all, and transformers'
     parameters of rotary embeddings. `scale` multiplies scores, `embedding_scale` the embedding. `paired`: elements of a
-    head that rotate together are neighbours. `end` is the token that ends a text. `dtype` is that of the cache.
+    head that rotate together are neighbours. `end` is the token that ends a text. `dtype` is that of keys and values in
+    the cache: "float32", "bfloat16" or "q8_0".
     `mixture` is what FFNs are in place of gated ones of `ffn` neurons; `ffn_norm` the file's name of the norm before.
     """
 
@@ -80,10 +83,32 @@ class Architecture:
         """The name of a tensor of the file, but that the norm before the FFN has the same name in all models."""
         return tensor.replace(f".{self.ffn_norm}.", f".{FFN_NORM}.")
 
+    def with_cache(self, kv_type: str | None) -> Self:
+        """The same with keys and values of this type, one of `KV_TYPES`; None leaves the file's own.
+
+        Raises `UserError` for an unknown type, and for heads that blocks do not fill.
+        """
+        if kv_type is None:
+            return self
+        if kv_type not in KV_TYPES:
+            raise unknown("type of keys and values", kv_type, KV_TYPES)
+        if KV_TYPES[kv_type] == Q8_0 and self.head_size % NARROW:
+            raise UserError(
+                f"{kv_type} keys and values: this model's heads have {self.head_size} elements, and blocks {NARROW}: "
+                f"take {' or '.join(name for name in KV_TYPES if name != kv_type)}"
+            )
+        return replace(self, dtype=KV_TYPES[kv_type])
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the key of one position and head in the cache, or of the value."""
+        if self.dtype == Q8_0:
+            return self.head_size // NARROW * BLOCK_BYTES
+        return self.head_size * (4 if self.dtype == "float32" else 2)
+
     def cache_bytes(self, positions: int) -> int:
         """Bytes of the keys and values of so many positions."""
-        width = 2 * self.key_heads * self.head_size * (4 if self.dtype == "float32" else 2)
-        return self.blocks * positions * width
+        return 2 * self.blocks * self.key_heads * positions * self.row_bytes
 
     @property
     def vector_bytes(self) -> int:

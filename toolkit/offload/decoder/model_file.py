@@ -25,14 +25,17 @@ class ModelFile:
     settings: dict[str, Any]
 
     @classmethod
-    def of(cls, place: Path, **settings: Any) -> Self | None:
+    def of(cls, place: Path, kv_type: str | None = None, **settings: Any) -> Self | None:
         """The file at a place; None if it has a model of another architecture.
 
-        Raises `UserError` for a damaged file, or one without a tokenizer.
+        `kv_type` is that of the cache, as in `Architecture.with_cache`. Raises `UserError` for a damaged file, one
+        without a tokenizer, and a type of the cache that the model cannot have.
         """
         header = read_header(place)
         sizes = architecture_of(header)
-        return None if sizes is None else cls(header, sizes, read_kept_tokenizer(header), settings)
+        if sizes is None:
+            return None
+        return cls(header, sizes.with_cache(kv_type), read_kept_tokenizer(header), settings)
 
     @property
     def words(self) -> int:
@@ -51,7 +54,7 @@ class ModelFile:
 
     def kernels(self, room: TextRoom) -> str:
         """A name for the compiled functions that a text of this room needs."""
-        return f"decoder-{self.sizes.mixture is not None}-{room.prompt > 1}"
+        return f"decoder-{self.sizes.mixture is not None}-{room.prompt > 1}-{self.sizes.dtype}"
 
     def overhead(self, room: TextRoom, compiles: bool) -> Overhead:
         """The memory that comes beside weights and buffers; `compiles`: no compiled functions are kept."""

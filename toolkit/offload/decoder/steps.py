@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
+from numba.core.dispatcher import Dispatcher
 
-from toolkit.kernels import blocks
+from toolkit.kernels import blocks, eight_bit_cache
 from toolkit.kernels.attention import prompt_attention, tiles_of
 from toolkit.kernels.engine.parallel import Product, Task, stages
 from toolkit.kernels.single_token import NO_SINKS, add_to, append, attention, gate
@@ -25,7 +26,7 @@ from toolkit.offload.decoder.weights import FFN, MatrixBlocks
 AT_ONCE = 64  # vectors of a product without panels: rounded to 8 bits they fit the second cache
 UP_AT_ONCE = 128  # vectors of the second linear of an FFN
 PROMPT = 32  # tokens: of so many on, attention takes some together
-BITS = {"float32": np.uint32, "bfloat16": np.uint16}
+BITS = {"float32": np.uint32, "bfloat16": np.uint16, eight_bit_cache.Q8_0: np.uint8}  # of the cache
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,22 @@ def stages_of(steps: Sequence[Step], weights: Mapping[str, MatrixBlocks]) -> lis
 class KeysAndValues:
     """Keys and values of one text, with room for so many positions.
 
-    Both are the bits of their elements, [blocks, key heads, positions, size]. Pages that hold nothing take no memory.
+    Both are the bits of their elements, [blocks, key heads, positions, size], or the bytes of blocks of 8 bits,
+    [blocks, key heads, positions, bytes]. Pages that hold nothing take no memory.
     """
 
     def __init__(self, sizes: Architecture, positions: int):
-        shape = 2, sizes.blocks, sizes.key_heads, positions, sizes.head_size
-        self.keys, self.values = np.zeros(shape, BITS[sizes.dtype])
+        bits = np.dtype(BITS[sizes.dtype])
+        shape = 2, sizes.blocks, sizes.key_heads, positions, sizes.row_bytes // bits.itemsize
+        self.keys, self.values = np.zeros(shape, bits)
         self.positions = positions
+
+
+def cache_kernels(dtype: str) -> tuple[Dispatcher, Dispatcher]:
+    """The functions that add tokens to a cache of this type, and that attend to it from few of them."""
+    if dtype == eight_bit_cache.Q8_0:
+        return eight_bit_cache.append, eight_bit_cache.attention
+    return append(dtype), attention(dtype)
 
 
 class TokenVectors:
@@ -170,12 +180,13 @@ class FileBlock:
         keys, values = self.cache.keys[self.number], self.cache.values[self.number]
         many, sinks = of.tokens >= PROMPT, self._number("attn_sinks")
         stretches = tiles_of(of.tokens, sizes.heads, sizes.key_heads) if many else of.tokens
-        rows, function = stretches * sizes.key_heads, prompt_attention if many else attention
+        rows = stretches * sizes.key_heads
+        adding, attending = cache_kernels(sizes.dtype)
         window, scale = sizes.windows[self.number], np.float32(sizes.scale)
         given = of.query, keys, values, of.span, window, scale, NO_SINKS if sinks is None else sinks, of.attended
         return [
-            Task(append(sizes.dtype), (of.key, of.value, of.span, keys, values)),
-            Task(function(sizes.dtype), given, rows, of.tokens * 2 * keys.nbytes),
+            Task(adding, (of.key, of.value, of.span, keys, values)),
+            Task(prompt_attention(sizes.dtype) if many else attending, given, rows, of.tokens * 2 * keys.nbytes),
         ]
 
     def ffn(self) -> "list[Step]":
