@@ -48,7 +48,7 @@ def opened(file, kv_type, context=40, dram_bytes=MUCH):
 @torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_a_cache_that_the_package_rounds(tmp_path, name):
-    """Of a prompt at once, of a few tokens, and of one after the other; greedy tokens are the same.
+    """A prompt at once, a few tokens, and one after the other; greedy tokens are the same.
 
     The last digits of a key differ, so that now and then one is rounded to the next code.
     """
