@@ -477,3 +477,17 @@ def backends_here(table) -> list[str]:
 def each_backend(table):
     """The fixture `backend`: those of a table in turn. Backends that this CPU cannot run are left out."""
     return pytest.fixture(params=backends_here(table))(lambda request: request.param)
+
+
+def each_with_one(backends, types) -> list[tuple]:
+    """Pairs of a backend and a type: all types with the first backend, and each other backend with one of them.
+
+    A backend has its loop and a type how its numbers are read, whatever the other is. So both have a test here, at a
+    third of the cost: nearly all of it is to compile the pairs. The first backend is the one that a machine takes by
+    itself, AVX-512, AVX2 or portable code. So machines of other kinds test other pairs.
+    """
+    return [
+        (backend, kind)
+        for turn, backend in enumerate(backends)
+        for kind in ([*types] if turn == 0 else [*types][turn % max(len(types), 1) :][:1])
+    ]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests import naive_formats as naive
-from tests.kernels.families import DTYPES, each_backend, harmed_bitmap, sparse
+from tests.kernels.families import DTYPES, each_backend, each_with_one, harmed_bitmap, sparse
 from toolkit.formats import encode
 from toolkit.kernels import bitmap
 from toolkit.kernels.bitmap import cpu_simd
@@ -14,13 +14,10 @@ from toolkit.kernels.engine import backends, simd
 from toolkit.kernels.engine.compiled import COMPILE
 
 backend = each_backend(bitmap.BACKENDS)
+of_types = pytest.mark.parametrize(("backend", "dtype"), each_with_one(bitmap.BACKENDS.available(), DTYPES))
 
 
-@pytest.fixture(params=DTYPES, ids=str)
-def dtype(request):
-    return request.param
-
-
+@of_types
 def test_decompress_keeps_every_bit(backend, dtype):
     kind = {1: np.uint8, 2: np.uint16, 4: np.uint32}[dtype.itemsize]
     found = np.random.default_rng(0).integers(0, np.iinfo(kind).max, (50, 160), kind, endpoint=True)
@@ -28,6 +25,7 @@ def test_decompress_keeps_every_bit(backend, dtype):
     assert naive.same_bits(bitmap.decompress(bitmap.encode(matrix), backend=backend), naive.canonical(matrix))
 
 
+@of_types
 def test_every_pattern_of_a_byte_in_every_place(backend, dtype):
     """The rows hold all 256 patterns in the first, second, third and fourth byte of a word."""
     patterns = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
@@ -42,6 +40,7 @@ def test_every_pattern_of_a_byte_in_every_place(backend, dtype):
     assert torch.equal(bitmap.matvec(encoded, x, backend=backend), matrix.float() @ x)  # small integers: exact
 
 
+@of_types
 def test_streaming_past_the_caches_writes_the_same(backend, dtype, monkeypatch):
     monkeypatch.setattr(bitmap, "STREAM_BYTES", 0)
     for columns in (64, 128, 192, 96):  # the last fills no whole cache lines, but in fp32

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests import naive_spqr as naive
-from tests.kernels.families import each_backend
+from tests.kernels.families import each_with_one
 from toolkit.errors import UserError
 from toolkit.kernels import csr
 
@@ -15,12 +15,7 @@ SHAPES = [(0, 0), (0, 16), (3, 0), (1, 1), (16, 16), (17, 40), (15, 100), (40, 3
 SHARES = [0, 0.05, 0.5, 1]
 
 
-backend = each_backend(csr.BACKENDS)
-
-
-@pytest.fixture(params=csr.STORAGES)
-def storage(request):
-    return request.param
+on_backends = pytest.mark.parametrize(("backend", "storage"), each_with_one(csr.BACKENDS.available(), csr.STORAGES))
 
 
 def outliers(shape, share, seed=0):
@@ -65,6 +60,7 @@ def test_worked_example():
     assert out.tolist() == [1 - 10, 0, 3]
 
 
+@on_backends
 @pytest.mark.parametrize("columns", [65_536, 65_537])
 def test_the_column_field_widens_when_the_columns_ask_for_it(storage, backend, columns):
     last = torch.tensor([columns - 1]), torch.tensor([1.5]).half()
@@ -77,6 +73,7 @@ def test_the_column_field_widens_when_the_columns_ask_for_it(storage, backend, c
     assert csr.add_matvec(found, x, torch.ones(1), backend).tolist() == [4]
 
 
+@on_backends
 def test_products_add_to_what_is_there(storage, backend):
     rows, columns, values = outliers((17, 40), 0.5)
     packed, x = csr.encode(storage, (17, 40), rows, columns, values), torch.randn(3, 40)
@@ -87,6 +84,7 @@ def test_products_add_to_what_is_there(storage, backend):
         csr.encode("coo", (17, 40), rows, columns, values)
 
 
+@pytest.mark.parametrize("storage", csr.STORAGES)
 def test_words_that_cannot_be_are_refused(storage):
     given = torch.tensor([0, 0, 17]), torch.tensor([1, 5, 3]), torch.tensor([1.0, -2.0, 1.0]).half()
     packed = csr.encode(storage, (20, 8), *given)

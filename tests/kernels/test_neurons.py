@@ -17,6 +17,7 @@ from tests.kernels.families import (
     backends_here,
     bundle,
     each_backend,
+    each_with_one,
     ffn,
     ffn_of_records,
     on_a_cpu,
@@ -29,10 +30,11 @@ from toolkit.kernels.neurons.records import record_bytes, section_bytes
 
 backend = each_backend(neurons.BACKENDS)
 on_a_gpu = pytest.mark.skipif(not ON_GPU, reason="of CUDA kernels alone")
-KINDS = {None: neurons.BACKENDS, 4: neurons.RECORD_BACKENDS, 2: neurons.RECORD_BACKENDS}  # by bits
+KINDS = [(None, name) for name in backends_here(neurons.BACKENDS)]
+KINDS += [(bits, name) for name, bits in each_with_one(backends_here(neurons.RECORD_BACKENDS), (4, 2))]
 
 
-@pytest.fixture(params=[(bits, name) for bits, table in KINDS.items() for name in backends_here(table)], ids=str)
+@pytest.fixture(params=KINDS, ids=str)
 def kind(request):
     """Bits of codes, or None for dense bundles, and a backend for these."""
     return request.param

@@ -11,7 +11,7 @@ from tests.kernels.families import (
     EXACT,
     codes,
     decoded,
-    each_backend,
+    each_with_one,
     judge_spqr,
     outliers,
     rounded_activations,
@@ -23,7 +23,7 @@ from toolkit.kernels import csr, spqr
 SHAPES = [(0, 0), (0, 16), (3, 0), (1, 1), (16, 16), (17, 15), (40, 70), (31, 300)]
 
 
-backend = each_backend(spqr.BACKENDS)
+with_outliers = pytest.mark.parametrize(("backend", "storage"), each_with_one(spqr.BACKENDS.available(), csr.STORAGES))
 
 
 def test_packed_as_the_oracle_packs():
@@ -53,7 +53,7 @@ def test_worked_word():
     assert dense[2, [0, 1, 2, 15]].tolist() == [scale * (q - zero) for q in (3, 7, 0, 5)]
 
 
-@pytest.mark.parametrize("storage", csr.STORAGES)
+@with_outliers
 def test_statistics_of_any_size_are_rounded_as_fp16_does(backend, storage):
     """To the sign of zeros, which neither outliers nor what pads them may change."""
     words, packed = spqr.pack(wild((100, 20))), outliers((100, 20), 0.1, storage)
@@ -64,24 +64,25 @@ def test_statistics_of_any_size_are_rounded_as_fp16_does(backend, storage):
     assert torch.equal(found[numbers].signbit(), expected[numbers].signbit())
 
 
-@pytest.mark.parametrize("storage", csr.STORAGES)
+@with_outliers
 def test_products_of_statistics_of_any_size(backend, storage):
     """Rows with a weight that is not finite are left out: they have no product. Padding counts as weights of code 0."""
     for seed, shape in enumerate([(4, 1)] * 8 + [(20, 20)]):
         words, packed = spqr.pack(wild(shape, seed)), outliers(shape, 0.1, storage, seed)
         x, dense = torch.randn(1, shape[1], generator=torch.Generator().manual_seed(seed)), decoded(words, packed)
-        padded = csr.no_outliers((shape[0], 16 * words.shape[1]))
+        padded = outliers((shape[0], 16 * words.shape[1]), 0, storage)
         finite = (spqr.decode(words, padded, backend=backend).isfinite().all(1) & dense.isfinite().all(1)).numpy()
         expected, allowed = judge_spqr((words, packed), x, backend)
         error = (spqr.matvec(words, packed, x, backend=backend) - expected).abs()
         assert (error <= allowed)[:, finite].all(), seed
 
 
-def test_weights_below_the_least_of_fp16(backend):
+@with_outliers
+def test_weights_below_the_least_of_fp16(backend, storage):
     """s = 2⁻¹⁶ and z = 3 · 2⁻¹⁰: s · (0 − z) is ¾ of fp16's least number, to which `decode` rounds it."""
     zero = torch.zeros(4, 1, dtype=torch.uint8)
     statistics = torch.tensor([2.0**-16, 3 * 2.0**-10, -1, -1]).half()
-    words, packed = spqr.pack(spqr.Codes(zero, zero, zero, statistics.view(1, 1, 4))), csr.no_outliers((4, 1))
+    words, packed = spqr.pack(spqr.Codes(zero, zero, zero, statistics.view(1, 1, 4))), outliers((4, 1), 0, storage)
     assert spqr.decode(words, packed, backend=backend).unique().tolist() == [-(2.0**-24)]
     product = spqr.matvec(words, packed, torch.ones(1), backend=backend)
     expected = -(2.0**-24) if backend in EXACT else -0.75 * 2.0**-24
@@ -100,13 +101,14 @@ def test_sixteen_bits_differ_from_fp32_by_the_rounding_of_activations_alone():
         assert ((found - expected).abs() <= most).all(), shape
 
 
-def test_small_numbers_are_multiplied_exactly(backend):
+@with_outliers
+def test_small_numbers_are_multiplied_exactly(backend, storage):
     """All roundings are exact for small integers, so every backend gives the same."""
     given = codes((33, 50))
     whole = torch.tensor([1, 1, 2, 3]).half().expand(*spqr.tiles((33, 50)), 4).contiguous()
     words = spqr.pack(spqr.Codes(given.weights, given.scales, given.zeros, whole))
     rows = torch.arange(33)
-    packed = csr.encode("ptcsr", (33, 50), rows, rows, rows.half() + 1)
+    packed = csr.encode(storage, (33, 50), rows, rows, rows.half() + 1)
     x = torch.randint(-3, 4, (2, 50), generator=torch.Generator().manual_seed(0)).float()
     x[:, ::16] = 127  # so that integers hold every activation as it is
     assert torch.equal(spqr.matvec(words, packed, x, backend=backend), x @ decoded(words, packed).T)
