@@ -68,13 +68,13 @@ def best_pair(weights, diagonal, is_outlier, scales, zeros):
     return chosen
 
 
-def quantise(weight, gram, share, damping, search):
+def quantise(weight, gram, share, damping, search, size=TILE):
     """The dense weight that is left, how many are outliers, and the weights' codes; for float64 arrays."""
     weight = weight.copy()
     rows, columns = weight.shape
     inverse = np.linalg.inv(gram + damping * np.diag(gram).mean() * np.eye(columns))
     diagonal = np.diag(np.linalg.cholesky(inverse).T)
-    groups = [range(start, min(start + TILE, columns)) for start in range(0, columns, TILE)]
+    groups = [range(start, min(start + size, columns)) for start in range(0, columns, size)]
     at_start = [g for group in groups for row in weight for g in gains(list(row[group]), diagonal[group])]
     kept, in_order = len(at_start) - round(share * len(at_start)), [-math.inf, *sorted(at_start), math.inf]
     threshold = (in_order[kept] + in_order[kept + 1]) / 2

@@ -23,16 +23,16 @@ MOST_STEPS = 1024  # a statistic this many of its steps from zero loses less by 
 
 
 def leave_one_out_gains(
-    weight: Float[Tensor, "columns padded"], diagonal: Float[Tensor, " columns"]
+    weight: Float[Tensor, "columns padded"], diagonal: Float[Tensor, " columns"], group: int = TILE
 ) -> Float[Tensor, "columns padded"]:
     """The fall of a group's squared error when this weight is an outlier and the others are rounded without it.
 
     Errors are over `diagonal`, that of the Hessian's inverse factor, as GPTQ weighs them; scales and zero points are
-    not quantised here.
+    not quantised here. A group has the weights of `group` columns, the last one those that are left.
     """
     gains = torch.empty_like(weight)
-    work = weight.nbytes * TILE
-    over_rows(_gains, weight.shape[1] // LANES, work, weight.numpy(), diagonal.contiguous().numpy(), gains.numpy())
+    matrices = weight.numpy(), diagonal.contiguous().numpy(), group, gains.numpy()
+    over_rows(_gains, weight.shape[1] // LANES, weight.nbytes * group, *matrices)
     return gains
 
 
@@ -43,6 +43,7 @@ def quantise(
     rows: int,
     threshold: float,
     search: bool,
+    group: int,
     codes: UInt8[Tensor, "columns padded"],
     scales: UInt8[Tensor, "groups padded"],
     zeros: UInt8[Tensor, "groups padded"],
@@ -54,13 +55,14 @@ def quantise(
 
     A column's error reaches those behind it by the `inverse`, the U of `toolkit.sparsity.hessian`; none does if that is
     empty. Weights whose gain is above the `threshold` are outliers. With `search`, a row takes the pair of scale and
-    zero point that gives the least error of all 64. The other tensors are filled in: codes, the second-order statistics
+    zero point that gives the least error of all 64. A row has a scale and a zero point for `group` columns, and 16 rows
+    have second-order statistics for them. The other tensors are filled in: codes, the second-order statistics
     in the order of `toolkit.kernels.spqr.layout`, the outliers and the fp16 numbers that they add to their codes. All
     are contiguous, and those of no other type are of the type of `wanted`.
     """
     matrices = (array.numpy() for array in (wanted, inverse, diagonal))
     filled = (codes, scales, zeros, second_order.view(torch.uint16), outlier, added)
-    arguments = (*matrices, rows, threshold, search, *(array.numpy() for array in filled))
+    arguments = (*matrices, rows, threshold, search, group, *(array.numpy() for array in filled))
     over_rows(_quantise, wanted.shape[1] // LANES, wanted.nbytes * PAIRS, *arguments)
 
 
@@ -165,31 +167,45 @@ def put_strip(columns, matrix, strip, first):
 
 
 @compiled
-def _gains(weight, diagonal, gains, first, last):
+def _gains(weight, diagonal, width, gains, first, last):
     part, gain = room((len(weight), LANES), weight)
     for strip in range(first, last):
         part[:] = weight[:, strip * LANES : (strip + 1) * LANES]
-        for start in range(0, len(part), TILE):
-            group = slice(start, start + TILE)
+        for start in range(0, len(part), width):
+            group = slice(start, start + width)
             group_gains(part[group], diagonal[group], gain[group])
         put_strip(gain, gains, strip, 0)
 
 
 @compiled
 def _quantise(
-    wanted, inverse, diagonal, rows, threshold, search, codes, scales, zeros, statistics, outlier, added, first, last
+    wanted,
+    inverse,
+    diagonal,
+    rows,
+    threshold,
+    search,
+    width,
+    codes,
+    scales,
+    zeros,
+    statistics,
+    outlier,
+    added,
+    first,
+    last,
 ):
     kind = wanted.dtype.type
     columns, pairs = np.empty((len(wanted), LANES), wanted.dtype), np.empty(LANES, np.uint8)
     (low, high), (scale, zero), (scale_codes, zero_codes) = room(LANES, wanted), room(LANES, wanted), room(LANES, codes)
     scale_codes[:], zero_codes[:] = 0, 0
     scale_values, zero_values = room((LEVELS, LANES), wanted)
-    (gains, importance), (errors, extra) = room((TILE, LANES), wanted), room((TILE, LANES), wanted)
-    nearest, outside = np.empty((TILE, LANES), np.uint8), np.empty((TILE, LANES), np.bool_)
+    (gains, importance), (errors, extra) = room((width, LANES), wanted), room((width, LANES), wanted)
+    nearest, outside = np.empty((width, LANES), np.uint8), np.empty((width, LANES), np.bool_)
     for strip in range(first, last):
         columns[:] = wanted[:, strip * LANES : (strip + 1) * LANES]
-        for start in range(0, len(columns), TILE):
-            group, number = slice(start, start + TILE), start // TILE
+        for start in range(0, len(columns), width):
+            group, number = slice(start, start + width), start // width
             part = columns[group]
             group_gains(part, diagonal[group], gains)
             low[:], high[:] = 0, 0
@@ -229,9 +245,9 @@ def _quantise(
                     errors[column, lane] = (part[column, lane] - (value + more)) / diagonal[start + column]
                     nearest[column, lane], extra[column, lane] = np.uint8(code), more
                     part[column, lane] = value + more
-                _spread(column, inverse[group], errors, start + column + 1, start + TILE, columns)
+                _spread(column, inverse[group], errors, start + column + 1, start + width, columns)
             for column in range(len(part)):
-                _spread(column, inverse[group], errors, start + TILE, len(columns), columns)
+                _spread(column, inverse[group], errors, start + width, len(columns), columns)
             within = slice(strip * LANES, (strip + 1) * LANES)
             scales[number, within], zeros[number, within] = scale_codes, zero_codes
             put_strip(nearest, codes, strip, start)

@@ -78,6 +78,33 @@ def test_a_matrix_is_quantised_as_the_slow_oracle_does_it(shape, share, search):
     torch.testing.assert_close(quantised.decode().numpy().astype("float64"), expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("shape", [(16, 64), (21, 40), (40, 150)])
+@pytest.mark.parametrize("group", [16, 32, 64])
+def test_groups_of_more_columns_are_those_of_the_slow_oracle(shape, group):
+    weight, gram = random(sum(shape), *shape) * 0.05, gram_of(7, shape[1])
+    quantised = SpQR(0.05, damping=0.01, reorder=False, block_size=64, group=group)(weight, gram)
+    expected, outliers, codes = naive.quantise(weight.numpy(), gram.numpy(), 0.05, 0.01, True, group)
+    assert quantised.codes.weights.tolist() == codes.tolist()
+    assert len(quantised.values) == outliers
+    torch.testing.assert_close(quantised.decode().numpy().astype("float64"), expected, rtol=1e-6, atol=1e-9)
+    tiles = quantised.codes.scales.shape[1]
+    first = torch.arange(tiles) // (group // 16) * (group // 16)
+    for stored in (quantised.codes.scales, quantised.codes.zeros, quantised.codes.second_order):
+        assert torch.equal(stored, stored[:, first]), "tiles of one group hold the same statistics"
+
+
+def test_a_group_of_one_tile_is_the_default():
+    weight, gram = random(3, 40, 70, dtype=torch.float32), gram_of(3, 70).float()
+    found, as_before = SpQR(group=16)(weight, gram), SpQR()(weight, gram)
+    assert all(torch.equal(found.tensors[name], as_before.tensors[name]) for name in found.tensors)
+
+
+@pytest.mark.parametrize("settings", [{"group": 8}, {"group": 24}, {"block_size": 64, "group": 128}])
+def test_groups_that_are_no_whole_tiles_are_refused(settings):
+    with pytest.raises(UserError, match="expected a multiple of"):
+        SpQR(**settings)
+
+
 def test_damping_is_raised_where_it_is_not_enough(caplog):
     weight, gram = random(0, 4, 16, dtype=torch.float32), torch.ones(16, 16)
     gram.diagonal().sub_(0.05)  # its smallest eigenvalue is −0.05

@@ -1,7 +1,7 @@
 """SpQR: Dettmers et al., "SpQR: A Sparse-Quantized Representation for Near-Lossless LLM Weight Compression", 2023.
 
-Weights have 3 bits, in groups of 16 inputs of a row. A group's scale and zero point have 3 bits, too, in groups of 16
-rows with four fp16 statistics a tile (the thesis' β₁ = β₂ = 16). The few weights that a group represents badly are
+Weights have 3 bits, in groups of 16 inputs of a row or more. A group's scale and zero point have 3 bits, too, in groups
+of 16 rows with four fp16 statistics (the thesis' β₁ = β₂ = 16). The few weights that a group represents badly are
 outliers: an fp16 number is added to the value of their code. Columns are quantised in order, and later columns
 compensate for each error (GPTQ).
 """
@@ -84,7 +84,9 @@ class SpQR:
     share of its mean. With `reorder`, columns are taken by falling diagonal of the Hessian (activation order). With
     `search`, a row's scale and zero point take the best of all 64 pairs of codes for its group. Without it, each takes
     the code nearest to the value that spans the group from its least to its largest weight, as in the papers. Both cost
-    the same bytes. The defaults had the least output error on held-out calibration text.
+    the same bytes. The defaults had the least output error on held-out calibration text. `group` is how many columns
+    share a row's scale and zero point, a multiple of 16. Tiles of one group hold the same statistics, so a larger group
+    does not take fewer bytes in this format.
     """
 
     outliers: float = 0.01
@@ -92,6 +94,7 @@ class SpQR:
     reorder: bool = True
     search: bool = True
     block_size: int = 128
+    group: int = TILE
     statistic: ClassVar[str] = "gram"
     makes: ClassVar[type] = Quantised
 
@@ -99,8 +102,10 @@ class SpQR:
         """Refuse settings that no matrix can meet. Raises `UserError`."""
         if not 0 <= self.outliers <= 1:
             raise UserError(f"outliers is {self.outliers}; expected a share of the weights, from 0 to 1")
-        if self.block_size < TILE or self.block_size % TILE:
-            raise UserError(f"block_size is {self.block_size}; expected a multiple of {TILE}")
+        if self.group < TILE or self.group % TILE:
+            raise UserError(f"group is {self.group}; expected a multiple of {TILE}")
+        if self.block_size < self.group or self.block_size % self.group:
+            raise UserError(f"block_size is {self.block_size}; expected a multiple of {self.group}")
 
     def __call__(self, weight: Float[Tensor, "rows columns"], gram: Float[Tensor, "columns columns"]) -> Quantised:
         """Quantise a float32 matrix; `gram` = XᵀX stands for the Hessian 2XᵀX/n, as in `toolkit.sparsity.sparsegpt`.
@@ -122,24 +127,28 @@ class SpQR:
         order = None if factor is None else factor.order
         diagonal = torch.ones(columns) if factor is None else factor.diagonal
         tall, wide = spqr.tiles(weight.shape)
+        groups = -(-columns // self.group)
         weight = pad(weight.T if order is None else weight.T[order], (0, -rows % LANES)).contiguous()
         if unused is not None:
             weight[unused if order is None else unused[order]] = 0
         threshold = self._threshold(weight, diagonal, rows)
         codes, added = torch.zeros(weight.shape, dtype=torch.uint8), torch.zeros_like(weight)
-        outlier, scales = codes.bool(), torch.zeros(wide, weight.shape[1], dtype=torch.uint8)
-        zeros, second_order = scales.clone(), torch.zeros(wide, tall, 4, dtype=torch.float16)
+        outlier, scales = codes.bool(), torch.zeros(groups, weight.shape[1], dtype=torch.uint8)
+        zeros, second_order = scales.clone(), torch.zeros(groups, tall, 4, dtype=torch.float16)
 
         def choose(block: slice, wanted: Tensor, inverse: Tensor) -> None:
-            groups = slice(block.start // TILE, -(-block.stop // TILE))
-            parts = codes[block], scales[groups], zeros[groups], second_order[groups], outlier[block], added[block]
+            own = slice(block.start // self.group, -(-block.stop // self.group))
+            parts = codes[block], scales[own], zeros[own], second_order[own], outlier[block], added[block]
             given = wanted, inverse.contiguous(), diagonal[block].contiguous(), rows, threshold, self.search
-            quantise(*given, *parts)
+            quantise(*given, self.group, *parts)
 
         if factor is None:
             choose(slice(0, columns), weight.clone(), torch.empty(0, 0))
         else:
             compensated(weight, factor, self.block_size, choose)
+        scales, zeros, second_order = (
+            part.repeat_interleave(self.group // TILE, dim=0)[:wide] for part in (scales, zeros, second_order)
+        )
         by_row = (part[:, :rows].T.contiguous() for part in (codes, scales, zeros))
         found = Codes(*by_row, second_order.transpose(0, 1).contiguous())
         row, column = outlier[:, :rows].T.nonzero(as_tuple=True)
@@ -151,7 +160,7 @@ class SpQR:
         outliers = round(self.outliers * weights)
         if outliers in (0, weights):
             return -torch.inf if outliers else torch.inf
-        gains = leave_one_out_gains(weight, diagonal)[:, :rows].reshape(-1).numpy()
+        gains = leave_one_out_gains(weight, diagonal, self.group)[:, :rows].reshape(-1).numpy()
         around = (weights - outliers - 1, weights - outliers)
         gains.partition(around)  # in place: they may take as much as the weight
         return float(gains[[*around]].mean(dtype=float))

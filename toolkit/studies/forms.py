@@ -52,13 +52,15 @@ FORMS: dict[str, Encoder] = {
     "int3, rtn 16": RoundToNearest(3, 16),
     "int3, rtn 128": RoundToNearest(3, 128),
 }
-SPQR = {  # by the share of outliers; groups of 16
+SPQR = {  # by the share of outliers; groups of 16 but where a number says otherwise
     "int3, spqr 0 %": SpQR(0.0),
     "int3, spqr 0.5 %": SpQR(0.005),
     "int3, spqr 1 %": SpQR(0.01),
     "int3, spqr 2 %": SpQR(0.02),
     "int3, spqr 4 %": SpQR(0.04),
     "int3, spqr 1 % plain": SpQR(0.01, damping=0.01, reorder=False, search=False),
+    "int3, spqr 1 % groups 32": SpQR(0.01, group=32),
+    "int3, spqr 1 % groups 64": SpQR(0.01, group=64),
 }
 # how a dense model's decoder linears are quantised with calibration; groups of 64 but where a number says otherwise
 CALIBRATED: dict[str, WeightChange] = {
