@@ -230,7 +230,8 @@ def test_wrong_arguments_are_refused_before_any_kernel_runs(family, monkeypatch)
     needing = next(name for name, backend in family.module.BACKENDS.items() if "fma" in backend.features)
     with pytest.raises(UserError, match=rf"backend '{needing}' needs a CPU with .*fma; this one can run: \w+"):
         family.multiply(matrix, x, None, needing)
-    assert family.multiply(matrix, x, None, "auto").shape == (rows,), "auto takes what the CPU can run"
+    if (family, family.available()[0]) in PAIRS:  # else it would be compiled for this line alone
+        assert family.multiply(matrix, x, None, "auto").shape == (rows,), "auto takes what the CPU can run"
     assert neurons.BACKENDS.available()[-1] == "portable"
 
 

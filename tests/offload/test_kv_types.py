@@ -97,7 +97,7 @@ def test_python_opens_a_file_with_each_type(tmp_path, kv_type):
 def test_the_command_runs_a_file_alone_and_with_a_draft(tmp_path, capfd):
     wide_file("qwen2", file := tmp_path / "model.gguf")
     command = ["run", str(file), "--prompt", "the he", "--max-new-tokens", "6", "--kv-type"]
-    assert main([*command, "q8_0", "--memory", "2GB", "--context", "64"]) == 0
+    assert main([*command, "q8_0", "--memory", "9GB", "--context", "64"]) == 0
     assert "6 tokens in" in capfd.readouterr().err
     assert main([*command, "q8_0", "--draft", str(file)]) == 0
     assert "tokens a pass" in capfd.readouterr().err
