@@ -60,8 +60,10 @@ def run(jobs: list[Job], parallel: int, profile: Path | None, write: Write = wri
         _say(f"{len(jobs) - len(stale)} of {len(jobs)} notebooks up to date, {len(stale)} to run{takes}")
         started = time.time()
         with contextlib.nullcontext() if profile or len(stale) < FORKED else fork_server():
-            failed = _sweep(stale, _GrowingReport(jobs, write), expected, profile) if stale else 0
-            state.remove_scratch()  # of jobs that were killed
+            try:
+                failed = _sweep(stale, _GrowingReport(jobs, write), expected, profile) if stale else 0
+            finally:
+                state.remove_scratch()  # of jobs that were killed, also by an interruption
             print(summary(jobs, started), flush=True)
             if {job.id for job in jobs} >= notebooks().keys():
                 draw_explorers()
