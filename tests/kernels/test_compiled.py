@@ -74,6 +74,7 @@ def toy(tmp_path, monkeypatch):
     """A kernel family in a folder of its own, an empty cache; the call imports it anew, as the next process would."""
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(compiled, "FOLDER", tmp_path / "kernels")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # an edit of the same second and size would go unseen
     family = tmp_path / "kernels" / "toy"
     family.mkdir(parents=True)
     (family / "shared.py").write_text(SHARED)
