@@ -109,7 +109,8 @@ def write_kept_scores(reference: Path) -> None:
     names = read_names()
     found = [comparisons(reference / address(f"{id} -", names)[0], [id]) for id in notebooks()]
     table = pd.concat([one for one in found if len(one)], ignore_index=True)
-    write_csv(reference / "scores.csv", score_table(table))
+    scores = score_table(table).dropna(subset=["n"])  # a paper without predictions has no score
+    write_csv(reference / "scores.csv", scores.astype({"n": int, "null_n": int}))
 
 
 def _check_one_commit(metas: Mapping[str, dict]) -> None:
