@@ -83,7 +83,7 @@ def main() -> int:
     if reason := missing():
         print(f"skipped: {reason}")
         return SKIPPED
-    file = Path(options.model) if Path(options.model).is_file() else Path(tk.models.gguf_file(options.model))
+    file = Path(tk.models.gguf_file(options.model))
     rows = pd.concat(race(file, options), ignore_index=True)
     if LLAMA_CPP in set(rows["way"]):
         print("\nthis toolkit over llama.cpp\n" + ratios(rows).round(2).to_string(index=False))

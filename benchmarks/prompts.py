@@ -195,7 +195,7 @@ def main() -> int:
     for way, rate in allowed.items():
         print(f"{way:16} {rate / 1e9:7.0f} G multiplications/s")
     for name in options.models:
-        file = Path(name) if Path(name).is_file() else Path(tk.models.gguf_file(name))
+        file = Path(tk.models.gguf_file(name))
         for tokens in options.tokens:
             least = {way: block_weights(file) * tokens / rate for way, rate in allowed.items()}
             print(f"{name}, {tokens} tokens: " + ", ".join(f"{way} {least_s:.2f} s" for way, least_s in least.items()))

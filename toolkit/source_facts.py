@@ -98,8 +98,11 @@ def _note() -> None:
 def keep() -> None:
     """Keep what was parsed, for other processes. It happens at a process's end, but a fork of another has none."""
     with contextlib.suppress(UserError):  # a cache that cannot be written
+        known = read_json(_file())
+        if known.keys() >= _kept().keys():
+            return
         make_folder(_file().parent)
-        known = read_json(_file()) | _kept()
+        known |= _kept()
         write_json(_file(), dict(list(known.items())[-MOST:]))
 
 

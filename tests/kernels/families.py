@@ -486,8 +486,6 @@ def each_with_one(backends, types) -> list[tuple]:
     third of the cost: nearly all of it is to compile the pairs. The first backend is the one that a machine takes by
     itself, AVX-512, AVX2 or portable code. So machines of other kinds test other pairs.
     """
-    return [
-        (backend, kind)
-        for turn, backend in enumerate(backends)
-        for kind in ([*types] if turn == 0 else [*types][turn % max(len(types), 1) :][:1])
-    ]
+    types, firsts = [*types], backends[:1]
+    others = [(backend, types[turn % len(types)]) for turn, backend in enumerate(backends[1:], 1) if types]
+    return [(backend, kind) for backend in firsts for kind in types] + others

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests import naive_attention as naive
 from tests.kernels.families import random
 from toolkit.kernels.attention import KEYS, QUERIES, prompt_attention, tiles_of
 from toolkit.kernels.engine import parallel
@@ -20,19 +21,6 @@ CASES = [  # vectors, heads, key heads, positions seen by the first vector, size
 ]
 
 
-def expected(query, keys, values, start, length, window, sinks):
-    """The attention of each vector and head by itself, fp64 [vectors, heads, size]."""
-    vectors, heads, _ = query.shape
-    found = torch.empty(query.shape, dtype=torch.float64)
-    for vector, head in np.ndindex(vectors, heads):
-        group, end = head // (heads // len(keys)), length + vector
-        seen = slice(max(start, end - window if window else 0), end)
-        scores = keys[group, seen].double() @ query[vector, head].double() * 0.3
-        shares = torch.cat([scores, sinks[head : head + 1].double()]).softmax(0)[: len(scores)]
-        found[vector, head] = shares @ values[group, seen].double()
-    return found
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_attention_of_many_vectors(case, dtype):
@@ -43,8 +31,8 @@ def test_attention_of_many_vectors(case, dtype):
     sinks = random(heads, seed=3) if window else torch.empty(0)
     start, out = 1 if length > 5 else 0, np.full((vectors, heads, size), np.nan, np.float32)
     stored = (each.view(FLOAT_BITS[dtype]).numpy() for each in (keys, values))
-    span, scale = np.array([start, length]), np.float32(0.3)
+    span, scale = np.array([start, length]), np.float32(naive.SCALE)
     given = query.numpy(), *stored, span, window, scale, sinks.numpy(), out
     parallel.Task(prompt_attention(dtype), given, tiles_of(vectors, heads, groups) * groups, 1 << 20)()
-    wanted = expected(query, keys, values, start, length, window, sinks)
+    wanted = naive.attention(query, keys, values, start, length, window, sinks)
     torch.testing.assert_close(torch.from_numpy(out).double(), wanted, rtol=1e-5, atol=1e-5)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests import naive_attention as naive
 from tests.kernels.families import random
 from toolkit.kernels import eight_bit_cache
 from toolkit.kernels.attention import prompt_attention, tiles_of
@@ -28,19 +29,6 @@ def cache_of(rows):
     return gguf.quantize(np.ascontiguousarray(rows), TYPE)
 
 
-def expected(query, keys, values, start, length, window, sinks):
-    """The attention of each vector and head by itself to decoded blocks, fp64 [vectors, heads, size]."""
-    keys, values = (torch.from_numpy(gguf.dequantize(rows, TYPE)).double() for rows in (keys, values))
-    found = torch.empty(query.shape, dtype=torch.float64)
-    for vector, head in np.ndindex(*query.shape[:2]):
-        group, end = head // (query.shape[1] // len(keys)), length + vector
-        seen = slice(max(start, end - window if window else 0), end)
-        scores = keys[group, seen] @ query[vector, head].double() * 0.3
-        shares = torch.cat([scores, sinks[head : head + 1].double()]).softmax(0)[: len(scores)]
-        found[vector, head] = shares @ values[group, seen]
-    return found
-
-
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_attention_to_blocks(case, many, monkeypatch):
@@ -53,12 +41,13 @@ def test_attention_to_blocks(case, many, monkeypatch):
         rows.reshape(*rows.shape[:2], -1, 34)[:, length + vectors - 1 :, :, :2] = nothing
     sinks = random(heads, seed=3) if window else torch.empty(0)
     start, out = 1 if length > 5 else 0, np.full((vectors, heads, size), np.nan, np.float32)
-    span, scale = np.array([start, length]), np.float32(0.3)
+    span, scale = np.array([start, length]), np.float32(naive.SCALE)
     given = query.numpy(), keys, values, span, window, scale, sinks.numpy(), out
     function = prompt_attention(Q8_0) if many else eight_bit_cache.attention
     rows = (tiles_of(vectors, heads, groups) if many else vectors) * groups
     parallel.Task(function, given, rows, 1 << 20)()
-    wanted = expected(query, keys, values, start, length, window, sinks)
+    decoded = (torch.from_numpy(gguf.dequantize(blocks, TYPE)) for blocks in (keys, values))
+    wanted = naive.attention(query, *decoded, start, length, window, sinks)
     torch.testing.assert_close(torch.from_numpy(out).double(), wanted, rtol=1e-5, atol=1e-5)
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests import naive_attention as naive
 from tests.kernels.families import random
 from toolkit.kernels.engine import parallel
 from toolkit.kernels.engine.exponential import exp
@@ -124,14 +125,9 @@ def test_attention(dtype, shared, monkeypatch):
         stored = (it.view(FLOAT_BITS[dtype]).numpy() for it in (keys, values))
         span = np.array([1 if length > 5 else 0, length])
         sinks = random(heads, seed=seed + 3) if seed % 2 else torch.empty(0)
-        given = query.numpy(), *stored, span, window, np.float32(0.3), sinks.numpy(), out
+        given = query.numpy(), *stored, span, window, np.float32(naive.SCALE), sinks.numpy(), out
         parallel.Task(attention(dtype), given, vectors * groups, 1 << 20)()
-        for vector, head in np.ndindex(vectors, heads):
-            group, end = head // (heads // groups), length + vector
-            seen = slice(max(int(span[0]), end - window if window else 0), end)
-            scores = keys[group, seen].double() @ query[vector, head].double() * 0.3
-            shares = torch.cat([scores, sinks[head : head + 1].double()]).softmax(0)[: len(scores)]
-            close(out[vector, head], shares @ values[group, seen].double())
+        close(out, naive.attention(query, keys, values, int(span[0]), length, window, sinks))
 
 
 def test_exponentials():

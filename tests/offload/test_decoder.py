@@ -80,12 +80,17 @@ def test_a_split_file_is_one_model(tmp_path):
 def test_logits_have_the_same_bits_however_a_text_is_cut(tmp_path):
     random_file("qwen2", "Q4_K", file := tmp_path / "model.gguf")
     with opened(file) as decoder:
-        once = decoder.scores(TOKENS[:13])
-        for length in (12, 7, 3):
-            decoder.cut(length)
-            assert np.array_equal(decoder.prefill(TOKENS[length:13]), once[-1])
-        decoder.cut(0)
-        assert np.array_equal(np.stack([decoder.step(token) for token in TOKENS[:13]]), once)
+        check_cuts(decoder)
+
+
+def check_cuts(decoder):
+    """A text goes on from any place, and its tokens may come one by one."""
+    once = decoder.scores(TOKENS[:13])
+    for length in (12, 7, 3):
+        decoder.cut(length)
+        assert np.array_equal(decoder.prefill(TOKENS[length:13]), once[-1])
+    decoder.cut(0)
+    assert np.array_equal(np.stack([decoder.step(token) for token in TOKENS[:13]]), once)
 
 
 def test_a_full_context_takes_no_token(tmp_path):

@@ -11,7 +11,7 @@ from gguf_files import CASES, write
 
 import toolkit
 from tests.naive_cache import RoundedCache
-from tests.offload.test_decoder import MUCH, TOKENS
+from tests.offload.test_decoder import MUCH, TOKENS, check_cuts
 from tests.offload.test_gguf_file import WIDE, difference
 from tests.refusals import refused_command
 from toolkit.__main__ import main
@@ -66,12 +66,7 @@ def test_logits_are_those_of_a_cache_that_the_package_rounds(tmp_path, name):
 def test_bits_are_the_same_however_a_text_is_cut(tmp_path):
     wide_file("qwen2", file := tmp_path / "model.gguf")
     with opened(file, "q8_0") as decoder:
-        once = decoder.scores(TOKENS[:13])
-        for length in (12, 7, 3):
-            decoder.cut(length)
-            assert np.array_equal(decoder.prefill(TOKENS[length:13]), once[-1])
-        decoder.cut(0)
-        assert np.array_equal(np.stack([decoder.step(token) for token in TOKENS[:13]]), once)
+        check_cuts(decoder)
 
 
 def test_memory_counted_is_memory_allocated(tmp_path):

@@ -112,10 +112,6 @@ def accuracy(settings: EvaluationSettings, alteration: Alteration = AS_IS) -> pd
         return _on_tasks(settings, alteration, change)
 
 
-def _on_tasks(settings: EvaluationSettings, alteration: Alteration, change: "_Change") -> pd.DataFrame:
-    return _accuracy(replace(settings, windows=None), alteration, change, fresh=alteration.code is None)
-
-
 def compared(settings: EvaluationSettings, alterations: Mapping[str, Alteration]) -> pd.DataFrame:
     """`quality` of some alterations by name, without the rows of windows, each beside the first.
 
@@ -162,7 +158,7 @@ def _summary(table: pd.DataFrame) -> list[dict]:
 
 
 class _Change:
-    """An alteration's change of the model, which evaluations in a row share if they can: some take longer than these.
+    """An alteration's change of the model. It may take longer than an evaluation, so evaluations share it if they can.
 
     `close` undoes it.
     """
@@ -184,6 +180,10 @@ class _Change:
 
     def close(self) -> None:
         self._stack.close()
+
+
+def _on_tasks(settings: EvaluationSettings, alteration: Alteration, change: _Change) -> pd.DataFrame:
+    return _accuracy(replace(settings, windows=None), alteration, change, fresh=alteration.code is None)
 
 
 def _key(settings: EvaluationSettings, alteration: Alteration) -> dict[str, object]:
