@@ -49,10 +49,10 @@ def prompts_of(file: Path, contexts: list[int]) -> dict[str, str]:
 
 def race(file: Path, options: argparse.Namespace) -> Iterator[pd.DataFrame]:
     """A table for each limit and prompt."""
-    ours = OurRun(AS_IS, file)
-    ours.warm_up(PROMPTS[0], options.limits[-1] * 10**6)
+    ours, prompts = OurRun(AS_IS, file), prompts_of(file, options.contexts)
+    ours.warm_up(next(iter(prompts.values())), options.limits[-1] * 10**6)  # long prompts have kernels of their own
     for limit in options.limits:
-        for name, prompt in prompts_of(file, options.contexts).items():
+        for name, prompt in prompts.items():
             rivals = rivals_of(LLAMA_CPP, file)  # new ones: its best way to load a file may be another with this prompt
             for rival in rivals:
                 rival.loads = options.loads

@@ -36,6 +36,7 @@ SMALL = {
     "gpu": "--only outliers --repetitions 1",
     "drawing": "--neurons 4096 --tokens 8 --repetitions 1",
     "int8": "--rows 64 --columns 64 --repetitions 1",
+    "kv_types": "{tmp}/model.gguf --texts 2 --tokens 600 --corpora python-sources",
     "memory_limits": "{tmp}/packed --limits 900 --first 1",
     "neuron_records": "--hidden 256 --neurons 64 --repetitions 1",
     "neurons": "--hidden 64 --neurons 256 --repetitions 1",
@@ -99,7 +100,7 @@ def test_a_benchmark_runs(small, monkeypatch, capsys, name):
         )
     if name == "offload":  # llama.cpp's environment would have to be made first
         monkeypatch.setattr(module, "LLAMA_CPP", ())
-    if name in ("contexts", "prompts"):
+    if name in ("contexts", "kv_types", "prompts"):
         random_file("qwen2", "Q4_K", small / "model.gguf")
     if name == "contexts":
         monkeypatch.setattr(module, "rivals_of", lambda name, file: [])

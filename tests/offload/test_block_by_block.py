@@ -197,7 +197,40 @@ def test_the_bytes_are_those_of_the_whole_model(tmp_path, monkeypatch, family):
         assert [name for name in whole.keys() | blocks.keys() if whole.get(name) != blocks.get(name)] == [], way
         check_stored(tmp_path / f"{at} blocks")
         done.add(way.partition(",")[0])
-    assert done == {*PACKERS} - {"neurons" if family in MIXTURES else "experts"}
+    assert done == {*PACKERS} - {"kept", "neurons" if family in MIXTURES else "experts"}
+
+
+@pytest.mark.parametrize(
+    ("family", "way"), [("Llama, tied", "wanda"), ("Phi-3", "spqr"), ("OPT", "neurons"), ("Mixtral", "experts, mixed")]
+)
+def test_a_head_that_is_packed_later_gives_the_bytes_of_one_packed_at_once(tmp_path, monkeypatch, family, way):
+    monkeypatch.setattr("toolkit.models.fast_dtype", lambda: torch.bfloat16)
+    monkeypatch.setattr("toolkit.interchange.reading.load_tokenizer", lambda folder: None)
+    load_family(family, tmp_path / "model", torch.bfloat16)
+    name = str(tmp_path / "model")
+    for head in ("whole", "int8"):
+        monkeypatch.setitem(METHODS, way, METHODS[way] | {"head": head})
+        pack_by_block(way, name, tmp_path / head)
+    monkeypatch.setitem(METHODS, "kept", {"head": "int8"})
+    pack_by_block("kept", str(tmp_path / "whole"), tmp_path / "later")
+    at_once, later = contents(tmp_path / "int8"), contents(tmp_path / "later")
+    assert [name for name in at_once.keys() | later.keys() if at_once.get(name) != later.get(name)] == []
+    check_stored(tmp_path / "later")
+
+
+def test_what_a_packed_folder_cannot_be_packed_as_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("toolkit.interchange.reading.load_tokenizer", lambda folder: None)
+    load_family("Llama, tied", tmp_path / "model", torch.bfloat16)
+    pack_by_block("magnitude", str(tmp_path / "model"), tmp_path / "packed")  # with its head
+    monkeypatch.setitem(METHODS, "kept", {"head": "int8"})
+    with pytest.raises(UserError, match="its head is packed already"):
+        pack_by_block("kept", str(tmp_path / "packed"), tmp_path / "again")
+    options = options_of("dense", str(tmp_path / "packed"), tmp_path / "again")
+    with pytest.raises(UserError, match="has weights in bfloat16, and keeps them"):
+        PACKERS["dense"].pack(Namespace(**vars(options) | {"dtype": "float32"}))
+    for model, head, why in (("model", "int8", "takes a folder that pack wrote"), ("packed", "whole", "nothing would")):
+        with pytest.raises(UserError, match=why):
+            PACKERS["kept"].check(Namespace(model=str(tmp_path / model), head=head))
 
 
 KILLED = ["wanda, int8", "spqr", "magnitude", "experts, mixed", "neurons", "neurons, trained", "Gemma3n, spqr"]

@@ -13,7 +13,18 @@ from functools import partial
 from pathlib import Path
 
 from toolkit import memory_limits
-from toolkit.commands.packers import COMMON, FORMATS, HEADS, PACKERS, Option, choose, option_owners, torch_dtype
+from toolkit.commands.packers import (
+    COMMON,
+    FORMATS,
+    HEADS,
+    PACKERS,
+    Option,
+    choose,
+    is_packed,
+    open_source,
+    option_owners,
+    torch_dtype,
+)
 from toolkit.errors import Parser, UserError
 from toolkit.files import new_folder
 
@@ -34,6 +45,9 @@ own zeros. --predictors says how a token's neurons are known before they are rea
 `--method experts` is for mixtures of experts, such as the toolkit's smollm2-135m-moe-upcycled. --bits
 quantises the routed experts alone, by HQQ. With --mixed 0.25 a quarter of each layer's experts, those that the
 calibration text uses least, take 2 bits and the others --bits 4.
+
+A folder that pack wrote is packed again from the weights that it decodes to: `--method dense --format huffman` changes
+its format. `--method kept` copies its layers, whatever their format, and packs the head alone.
 
 One decoder block is in memory at a time. If `pack` is interrupted or killed, the same command goes on behind the last
 block that was written.
@@ -97,7 +111,7 @@ def add_parser(commands, **style) -> None:
         "pack", help="prune or quantise a model and write it packed", description=DESCRIPTION, epilog=epilog, **style
     )
     parser.set_defaults(command=_run)
-    models = "such as smollm2-135m, a GGUF file, a folder in Hugging Face's layout, or an id on the hub"
+    models = "such as smollm2-135m, a GGUF file, a folder in Hugging Face's layout or of pack, or an id on the hub"
     parser.add_argument("model", help=models)
     parser.add_argument("--method", default="wanda", choices=PACKERS, metavar="NAME", help="see below (default: wanda)")
     group = parser.add_argument_group("options of some methods, with the defaults there")
@@ -193,6 +207,11 @@ def _check_head(model: str) -> None:
     from toolkit.models.loading import check_model, read_config
     from toolkit.models.skeleton import check_head_alone
 
+    if is_packed(model):
+        from toolkit.storage.store import Store
+
+        check_head_alone(Store.open(model).config())
+        return
     check_model(model)
     check_head_alone(read_config(model))
 
@@ -316,7 +335,6 @@ def _quality(options: Namespace, tokenizer) -> str:
     """Perplexity of the model as it was, and of what was written as `run` opens it."""
     from toolkit.models import fast_dtype
     from toolkit.models.cutting import thresholds_of
-    from toolkit.models.loading import open_model
     from toolkit.models.streams import run_in_step
     from toolkit.quality import load_tokens
     from toolkit.sparsity.calibration import AND
@@ -326,9 +344,10 @@ def _quality(options: Namespace, tokenizer) -> str:
     try:
         tokens = load_tokens(corpus, tokenizer, "evaluation")
         after = _packed_perplexity(options, tokens)
-        model = open_model(options.model, torch_dtype(options.dtype) or fast_dtype())[0]
+        model = open_source(options.model, torch_dtype(options.dtype) or fast_dtype())[0]
         before = brief_perplexity(model, tokens, run=partial(run_in_step, model, title="evaluating the model"))
         kind = "dense" if thresholds_of(model) is None else "with its thresholds"
+        kind = "as it was" if is_packed(options.model) else kind
     except UserError as error:
         return f"not evaluated: {error}"
     except KeyboardInterrupt as error:

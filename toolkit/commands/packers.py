@@ -5,8 +5,9 @@ torch takes seconds to import, so nothing here imports it before the work begins
 
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from pathlib import Path
 
 from toolkit.errors import UserError, share, unknown, whole
 from toolkit.pattern import resolve
@@ -173,13 +174,14 @@ def _pack_blocks(
     type to compute in; None for the quickest.
     """
     from toolkit.models import fast_dtype
-    from toolkit.models.loading import open_model
     from toolkit.models.origin import origin
     from toolkit.storage.packing import pack_model
 
     written, dtype = torch_dtype(options.dtype or WRITTEN), torch_dtype(options.dtype or computed) or fast_dtype()
-    model, tokenizer = open_model(options.model, dtype)
-    target = model if dtype == written else open_model(options.model, written)[0]
+    model, tokenizer = open_source(options.model, dtype)
+    if is_packed(options.model):
+        written = dtype = _own_dtype(options, model)
+    target = model if dtype == written else open_source(options.model, written)[0]
     treats = treatment(tokenizer)
     layout = layout(treats) if callable(layout) else layout
     unfinished = options.begin(model, layout)
@@ -190,7 +192,7 @@ def _pack_blocks(
         layout,
         options.model,
         tokenizer,
-        description={**(recipe or {}), "source": origin(options.model)},
+        description={"source": origin(options.model), **(recipe or {})},
         head=head,
         files=getattr(treats, "files", None),
         treatment=treats,
@@ -200,6 +202,51 @@ def _pack_blocks(
         check=True,
     )
     return target, tokenizer
+
+
+def is_packed(name: str) -> bool:
+    """Whether a model's name is that of a folder that `pack` wrote."""
+    return (Path(name) / "index.json").is_file() and not (Path(name) / "config.json").exists()
+
+
+def open_source(name: str, dtype) -> tuple:
+    """The model of `open_model` and its tokenizer; of a folder that `pack` wrote, in the type that it has."""
+    from toolkit.interchange.reading import load_tokenizer
+    from toolkit.models.loading import open_model
+    from toolkit.offload.stored import stored_model
+    from toolkit.offload.variant import variant_to_run
+    from toolkit.storage.store import Store
+
+    if not is_packed(name):
+        return open_model(name, dtype)
+    store = Store.open(name)
+    return stored_model(store, variant_to_run(store.folder)), load_tokenizer(store.model_folder)
+
+
+def _own_dtype(options: Namespace, model):
+    """The type of a packed folder's weights. Raises `UserError` if `--dtype` asks for another one."""
+    if options.dtype and torch_dtype(options.dtype) != model.dtype:
+        own = str(model.dtype).removeprefix("torch.")
+        raise UserError(f"--dtype {options.dtype}: {options.model} has weights in {own}, and keeps them; leave it out")
+    return model.dtype
+
+
+def pack_kept(options: Namespace) -> tuple:
+    """Write the layers of a packed folder as they are, and pack its head."""
+    from toolkit.offload.stored import KeptFiles, KeptLayers
+    from toolkit.storage.store import Store
+
+    store = Store.open(options.model)
+    recipe = {"source": store.model["source"]} if "source" in store.model else {}
+    return _pack_blocks(options, KeptLayers(store), lambda tokenizer: KeptFiles(store), recipe)
+
+
+def check_kept(options: Namespace) -> None:
+    """Raise `UserError` for a model that is no folder which `pack` wrote, or a head that stays."""
+    if not is_packed(options.model):
+        raise UserError(f"{options.model}: --method kept takes a folder that pack wrote; name one, or another method")
+    if options.head == HEADS[0]:
+        raise UserError("--head whole: nothing would change; choose dense, int8 or spqr")
 
 
 def check_pruned(options: Namespace) -> None:
@@ -359,6 +406,7 @@ EXPERTS = (
     Option("mixed", 0.0, MIXED, {"type": share}),
 )
 BY_EXPERT = "store each expert of a mixture of experts by itself"
+BY_HEAD = "keep the layers of a folder that pack wrote, and pack its head"
 PACKERS: dict[str, Packer] = {  # in the order in which the help lists them
     packer.name: packer
     for packer in (
@@ -366,5 +414,6 @@ PACKERS: dict[str, Packer] = {  # in the order in which the help lists them
         Packer("spqr", "quantise to 3 bits by SpQR", pack_spqr, (OUTLIERS, HEAD), resumable=True),
         Packer("neurons", "keep all weights, and store FFNs by neuron", pack_neurons, NEURONS, check_sparsity, True),
         Packer("experts", BY_EXPERT, pack_by_expert, EXPERTS, check_experts, True),
+        Packer("kept", BY_HEAD, pack_kept, (replace(HEAD, default="spqr"),), check_kept, True),
     )
 }

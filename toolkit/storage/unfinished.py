@@ -107,4 +107,15 @@ def _save(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -
     from safetensors.torch import save_file
 
     with replacing(path) as temporary:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+        save_file(_apart(tensors), temporary, metadata)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same values; no two share memory, which safetensors refuses. A predictor may have the bias of its FFN."""
+    found: dict[str, Tensor] = {}
+    places = set[int]()
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.contiguous().clone() if place in places else tensor.contiguous()
+        places.add(place)
+    return found

@@ -1,11 +1,12 @@
 """Zeros in the inputs of all decoder linears: the share that is skipped, and outputs by a plain product."""
 
+import numpy as np
 import pytest
 import torch
 
 from tests.papers.beyond.test_sparse_curve import toy
 from toolkit.papers.beyond import input_zeros
-from toolkit.papers.beyond.input_zeros import InputZeros, linears, magnitudes
+from toolkit.papers.beyond.input_zeros import InputZeros, factors, linears, magnitudes
 from toolkit.studies.quality import EvaluationSettings
 
 
@@ -35,3 +36,30 @@ def test_the_smallest_inputs_of_every_linear_are_skipped(model, share):
     for module, x, output in seen:
         torch.testing.assert_close(output, x @ module.weight.T, rtol=1e-4, atol=1e-5)
     assert not any(module._forward_pre_hooks for module, _, _ in seen)
+
+
+@pytest.mark.parametrize("shape", [(12, 8), (8, 12), (8, 8)])
+def test_factors_are_the_nearest_of_their_rank(shape):
+    """Against NumPy's singular values: what is lost is the length of those that are left out."""
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    up, down = factors(weight, 0.5)
+    rank = int(0.5 * weight.numel() / sum(shape))
+    assert up.shape == (shape[0], rank)
+    assert down.shape == (rank, shape[1])
+    values = np.linalg.svd(weight.double().numpy(), compute_uv=False)
+    lost = torch.linalg.matrix_norm(weight - up @ down).item()
+    assert lost == pytest.approx(np.sqrt((values[rank:] ** 2).sum()), rel=1e-4)
+
+
+def test_a_low_rank_product_stands_for_the_small_inputs(model):
+    """With factors of full rank nothing is lost, however many inputs are left out."""
+    network, tokens = model
+    with torch.no_grad():
+        whole = network(tokens[None, :64]).logits
+        with InputZeros(0.7, low_rank=2.0).change(EvaluationSettings("toy")) as facts:
+            repaired = network(tokens[None, :64]).logits
+        with InputZeros(0.7).change(EvaluationSettings("toy")):
+            cut = network(tokens[None, :64]).logits
+    assert facts["skipped"] == pytest.approx(0.7, abs=0.1)
+    torch.testing.assert_close(repaired, whole, rtol=1e-3, atol=1e-4)
+    assert (cut - whole).abs().max() > 10 * (repaired - whole).abs().max()

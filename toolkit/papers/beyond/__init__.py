@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from toolkit.lazy import lazy
 
 if TYPE_CHECKING:
-    from toolkit.papers.beyond.input_zeros import InputZeros
+    from toolkit.papers.beyond.input_zeros import InputZeros, factors
     from toolkit.papers.beyond.priced import Texts, in_types, prices, sizes, window_nll
     from toolkit.papers.beyond.sparse_curve import Zeros
 else:
     __getattr__, __dir__ = lazy(__name__)
 
-__all__ = ["InputZeros", "Texts", "Zeros", "in_types", "prices", "sizes", "window_nll"]
+__all__ = ["InputZeros", "Texts", "Zeros", "factors", "in_types", "prices", "sizes", "window_nll"]
