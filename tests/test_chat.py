@@ -106,6 +106,12 @@ def test_commands(tiny, talk, tmp_path):
         assert words in printed.err
 
 
+@pytest.mark.parametrize("word", ["/quit", "/exit", "/bye"])
+def test_users_leave_by_the_word_they_know(tiny, talk, word):
+    printed = talk(tiny[1], [word, TURNS[0]])
+    assert (printed.out, "unknown command" in printed.err) == ("", False)
+
+
 def test_a_full_context_ends_an_answer_and_later_turns_in_a_line_each(tiny, talk):
     printed = talk(tiny[1], [TURNS[0], TURNS[1], "/reset", TURNS[0]], "--context", "12")
     assert "the context of 12 tokens is full and the answer ends here: /reset begins anew" in printed.err

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 COMMANDS = {
     "/reset": "forget the conversation and begin anew",
     "/save FILE": "write the conversation as JSON: a list of messages, each with role and content",
-    "/quit": "end (so does the end of the input)",
+    "/quit": "end (so do /exit, /bye and the end of the input)",
     "/help": "this list",
 }
+ALIASES = {"/exit": "/quit", "/bye": "/quit"}  # as other programs have it
 HINT = "Ctrl-C stops an answer; /help lists the commands, /quit ends"
 ENDS = {
     "context": "the context of {} tokens is full and the answer ends here: /reset begins anew, --context gives more",
@@ -108,9 +109,10 @@ class _Talk:
 
     def _command(self, name: str, place: str = "") -> bool:
         """Do what a command asks for; whether it ends the conversation."""
-        names = {command.split()[0]: command for command in COMMANDS}
-        if name not in names:
-            raise unknown("command", name, names)
+        name = ALIASES.get(name, name)
+        known = [command.split()[0] for command in COMMANDS]
+        if name not in known:
+            raise unknown("command", name, known)
         if name == "/help":
             for command, words in COMMANDS.items():
                 _say(f"{command:<12}{words}")
