@@ -110,8 +110,9 @@ class _Server:
         asked: CompletionRequest = parsed(CompletionRequest, await _body(request))
         self._check_name(asked.model)
         prompts = [self._tokens(prompt) if isinstance(prompt, str) else prompt for prompt in asked.prompts()]
-        texts = [self._text(prompt) if isinstance(prompt, list) else prompt for prompt in asked.prompts()]
-        echoed = texts if asked.echo else None
+        echoed = None
+        if asked.echo:
+            echoed = [self._text(prompt) if isinstance(prompt, list) else prompt for prompt in asked.prompts()]
         return await self._answered(request, asked, prompts, echoed, asked.logprobs is not None)
 
     async def _chat(self, request: HttpRequest) -> Response:

@@ -23,7 +23,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {  # fields, and the values with which
     "response_format": (None, {"type": "text"}),
 }
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
-Tokens = Annotated[list[int], Field(min_length=1)]
+Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 Likeliest = Annotated[int, Field(ge=0, le=MOST_LIKELIEST)]
 
 
@@ -93,9 +93,10 @@ class Message(BaseModel):
     content: str | list[TextPart]
 
     def as_text(self) -> dict[str, str]:
-        """Role and content, as a template takes them."""
+        """Role and content, as a template takes them. OpenAI's newer name for `system` is `developer`."""
         whole = isinstance(self.content, str)
-        return {"role": self.role, "content": self.content if whole else "".join(part.text for part in self.content)}
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": self.content if whole else "".join(part.text for part in self.content)}
 
 
 class ChatRequest(_Common):
@@ -118,8 +119,18 @@ def parsed(kind: type[_Common], body: bytes) -> Any:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in fault["loc"])
-        raise UserError(f"{place or 'the body'}: {fault['msg'].removeprefix('Value error, ')}") from None
+        raise UserError(_words_of(error)) from None
     except RecursionError:
         raise UserError("the body: it is nested too deeply") from None
+
+
+def _words_of(error: ValidationError) -> str:
+    """What is wrong, in words: of a value that may have several types, by the one that it comes nearest to."""
+    fault = max(error.errors(include_url=False), key=lambda it: (not it["type"].endswith("_type"), len(it["loc"])))
+    if fault["type"] == "value_error":
+        return str(fault["ctx"]["error"])
+    # a part that names a type, such as list[int], is no place in the body
+    place = ".".join(
+        str(part) for part in fault["loc"] if isinstance(part, int) or (part.isidentifier() and part != "str")
+    )
+    return f"{place or 'the body'}: {fault['msg']}"
