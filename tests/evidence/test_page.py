@@ -137,6 +137,11 @@ def test_progress_bars_are_left_out_and_warnings_stay(tmp_path):
     assert "put" in text
 
 
+def test_text_that_came_in_pieces_is_one_paragraph(tmp_path):
+    text = body(write(tmp_path, cells("code:work()", outputs=[stream("first\n"), stream("second\n")])))
+    assert "first\nsecond\n" in text
+
+
 def test_a_notebook_that_is_none_still_has_a_page(tmp_path):
     (tmp_path / "notebook.ipynb").write_text("no JSON")
     write_page(tmp_path / "notebook.ipynb", tmp_path / "page.html", ABOUT)

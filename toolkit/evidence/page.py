@@ -182,7 +182,7 @@ def _cells(book: dict, figure: str | None) -> str:
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = MATHS.sub(_mathml, cell.source)
-        cell.outputs = _to_read(cell.get("outputs", []))
+        cell.outputs = _joined(_to_read(cell.get("outputs", [])))
     if figure:
         _leave_out(figure, [output for cell in notebook.cells for output in cell.outputs])
     exporter = HTMLExporter(template_name="notebook", extra_template_basedirs=[str(TEMPLATES)])
@@ -201,6 +201,17 @@ def _to_read(outputs: list) -> list:
         and (output.get("name") != "stderr" or output.text.strip())
         and not (set(output.get("data", {})) == {"text/plain"} and OBJECT.search(output.data["text/plain"]))
     ]
+
+
+def _joined(outputs: list) -> list:
+    """Text that came in several pieces as one, as the Lab shows it: each output is a paragraph of the page."""
+    joined: list = []
+    for output in outputs:
+        if output.output_type == "stream" and joined and joined[-1].get("name") == output.name:
+            joined[-1].text += output.text
+        else:
+            joined.append(output)
+    return joined
 
 
 def _leave_out(figure: str, outputs: list) -> None:
