@@ -44,7 +44,8 @@ from toolkit.timeline import compiled_since
 
 OURS = "toolkit.kernels."
 FOLDER = Path(__file__).parents[1]  # of all kernels' sources
-COMPILE = {"nogil": True, "error_model": "numpy"}  # how Numba compiles functions of rows
+# how Numba compiles functions of rows: C calls none of them
+COMPILE = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 CHECKSUM_BYTES = hashlib.sha256().digest_size
 PLAIN = (bool, int, float, str, type(None), numba.types.Type, ir.Constant, ir.Type)
 OF_TORCH = ("torch", "dtype")  # its types, which need not be imported here
@@ -86,7 +87,7 @@ def compiled(function: Callable | None = None, **options) -> Callable:
     """Decorate a function of rows: `numba.njit` with `COMPILE` and these options, kept in files."""
     if function is None:
         return partial(compiled, **options)
-    made = numba.njit(**COMPILE, **options, pipeline_class=RandomNumbers)(function)
+    made = numba.njit(**COMPILE | options, pipeline_class=RandomNumbers)(function)
     made._cache = Files(function)
     made.get_call_template = partial(_of_any_value, made.get_call_template)
     return made

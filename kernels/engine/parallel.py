@@ -184,6 +184,14 @@ def bind_whole(task, kernel, *arguments):
 @compiled
 def lay_out(shared, kernel, rows, parts, *arguments):
     """Fill what a team shares for so many parts of the rows of one kernel: its words, one end, the table, the task."""
+    place, task = share_out(shared, rows, parts)
+    _bind_ranged(task, kernel, arguments)
+    return place
+
+
+@compiled
+def share_out(shared, rows, parts):
+    """The same but for the task, which comes last; where all begins and where the task does. Compiled once for all."""
     place, table = shared.ctypes.data, STAGES + 2
     task = place + 8 * (table + PART_WORDS * parts)
     shared[: table + PART_WORDS * parts] = 0
@@ -196,8 +204,7 @@ def lay_out(shared, kernel, rows, parts, *arguments):
             rows * part // parts,
             rows * (part + 1) // parts,
         )
-    _bind_ranged(task, kernel, arguments)
-    return place
+    return place, task
 
 
 def words_of(arguments: Sequence[object]) -> int:
@@ -234,7 +241,7 @@ def run(table, part):
             return False
 
 
-@compiled
+@compiled(no_cfunc_wrapper=False)
 def work(shared):
     """The work of each thread of a team: take part after part, and run each when the stages before its own have ended.
 

@@ -21,7 +21,7 @@ from toolkit.kernels.engine.parallel import over_rows
 from toolkit.kernels.engine.tensors import CPU, expect, operands
 from toolkit.kernels.neurons import cpu, cpu_records_simd, cpu_simd
 from toolkit.kernels.neurons.records import SECTIONS, record_bytes
-from toolkit.kernels.neurons.shared import add_up
+from toolkit.kernels.neurons.shared import NUMBERS, add_up
 
 __all__ = ["ACTIVATIONS", "BACKENDS", "RECORD_BACKENDS", "add_listed", "ffn", "parts_of"]
 
@@ -91,10 +91,11 @@ def ffn(
 
             cuda.ffn(given, shifts, vectors, activation, threshold, bits, wanted, each_out)
         else:
-            run = chosen.product(given.dtype, activation, gated) if bits is None else chosen.product(bits, activation)
+            run = chosen.product(given.dtype if bits is None else bits)
             biases = NO_BIAS if shifts is None else shifts.numpy()
             counted = ALL if wanted is None else wanted.numpy()
-            _ffn(run, given, counted, biases, vectors.numpy(), np.float32(threshold), each_out.numpy())
+            maths = NUMBERS[activation], int(gated), biases, vectors.numpy(), np.float32(threshold)
+            _ffn(run, given, counted, maths, each_out.numpy())
     return result
 
 
@@ -139,29 +140,21 @@ def add_listed(
         raise ValueError(f"parts start at {starts}; expected numbers that rise from 0 to {len(listed)}")
     if wanted is not None and wanted.shape != (len(x), len(listed)):
         raise ValueError(f"wanted is {list(wanted.shape)}; expected {[len(x), len(listed)]}")
-    run = BACKENDS.choose(backend, bundles.device).product(bundles.dtype, activation, gated)
+    run = BACKENDS.choose(backend, bundles.device).product(bundles.dtype)
     with operands(x, partials[0], (x.shape[1], x.shape[1]), CPU) as (vectors, _, _):
         biases = NO_BIAS if bias is None else bias.to(torch.float32).numpy()
-        given = vectors.to(torch.float32).numpy(), np.float32(threshold), partials.numpy()
         counted = ALL if wanted is None else np.ascontiguousarray(wanted)
-        _over_parts(run, bundles, listed, starts, counted, biases, *given)
+        maths = NUMBERS[activation], int(gated), biases, vectors.to(torch.float32).numpy(), np.float32(threshold)
+        _over_parts(run, bundles, listed, starts, counted, *maths, partials.numpy())
 
 
-def _ffn(
-    run: Callable,
-    bundles: Tensor,
-    wanted: np.ndarray,
-    bias: np.ndarray,
-    x: np.ndarray,
-    threshold: np.float32,
-    sums: np.ndarray,
-) -> None:
+def _ffn(run: Callable, bundles: Tensor, wanted: np.ndarray, maths: tuple, sums: np.ndarray) -> None:
     """The FFN of all rows."""
     rows, parts = len(bundles), parts_of(bundles.nbytes)
     sums.fill(0)
     partials = sums[None] if parts == 1 else np.zeros((parts, *sums.shape), np.float32)
     starts = np.arange(parts + 1) * rows // parts
-    _over_parts(run, bundles, np.arange(rows), starts, wanted, bias, x, threshold, partials)
+    _over_parts(run, bundles, np.arange(rows), starts, wanted, *maths, partials)
     if parts > 1:
         add_up(partials, sums)
 

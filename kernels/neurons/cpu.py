@@ -13,7 +13,7 @@ from toolkit.kernels.neurons.shared import dense_start, ffn_of_parts
 
 
 @cache
-def ffn(dtype: torch.dtype, activation: str, gated: bool):
+def ffn(dtype: torch.dtype):
     """The function of parts for dense bundles, as `ffn_of_parts` describes it."""
     to_float32 = TO_FLOAT32[dtype]
 
@@ -22,11 +22,11 @@ def ffn(dtype: torch.dtype, activation: str, gated: bool):
         for column in range(len(weights)):
             weights[column] = to_float32(bundles[at + column])
 
-    return _ffn(decode, activation, gated, dense_start)
+    return _ffn(decode, dense_start)
 
 
 @cache
-def ffn_of_records(bits: int, activation: str):
+def ffn_of_records(bits: int):
     """The function of parts for records of quantised neurons."""
     group, number_bytes, mask = group_of(bits), FIELDS * bits // 8, (1 << bits) - 1
 
@@ -49,7 +49,7 @@ def ffn_of_records(bits: int, activation: str):
             zero = zero_step * numba.float32(numbers[first + count + column // group]) + zero_offset
             weights[column] = scale * (numba.float32(code) - zero)
 
-    return _ffn(decode, activation, True, section_start(bits))
+    return _ffn(decode, section_start(bits))
 
 
 @cache
@@ -63,7 +63,7 @@ def section_start(bits: int):
     return start
 
 
-def _ffn(decode, activation: str, gated: bool, start):
+def _ffn(decode, start):
     """`decode(numbers, at, weights)` gives the weights from a place in the rows on."""
 
     @compiled(fastmath={"reassoc", "nsz", "contract"})
@@ -94,4 +94,4 @@ def _ffn(decode, activation: str, gated: bool, start):
     def prepare(rows, x):
         return rows.reshape(-1), np.empty(x.shape[1], np.float32)
 
-    return ffn_of_parts(multiply, add_columns, activation, gated, start, prepare)
+    return ffn_of_parts(multiply, add_columns, start, prepare)

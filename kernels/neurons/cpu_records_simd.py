@@ -241,7 +241,7 @@ def request_section(bits: int):
 
 
 @cache
-def ffn(lookup: bool, bits: int, activation: str):
+def ffn(lookup: bool, bits: int):
     """The function of parts, as `ffn_of_parts` describes it."""
 
     @numba.njit(inline="always")
@@ -249,4 +249,4 @@ def ffn(lookup: bool, bits: int, activation: str):
         return rows.reshape(-1), np.empty(2 * ROWS * padded(x.shape[1], bits), np.float32)
 
     functions = multiply_rows(bits, lookup), add_columns_of(bits, lookup)
-    return ffn_of_parts(*functions, activation, True, section_start(bits), prepare, request_section(bits))
+    return ffn_of_parts(*functions, section_start(bits), prepare, request_section(bits))

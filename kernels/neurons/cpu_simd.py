@@ -54,7 +54,7 @@ def adding(weights_of: Callable, rest_of: Callable):
 
 
 @cache
-def ffn(dtype: torch.dtype, activation: str, gated: bool):
+def ffn(dtype: torch.dtype):
     """The function of parts, as `ffn_of_parts` describes it."""
     lanes_to_float32, to_float32 = LANES_TO_FLOAT32[dtype], TO_FLOAT32[dtype]
     line, near = CACHE_LINE // dtype.itemsize, NEAR_BYTES // dtype.itemsize
@@ -69,4 +69,4 @@ def ffn(dtype: torch.dtype, activation: str, gated: bool):
     def rest_of(bundles, at):
         return to_float32(item(bundles, at))
 
-    return ffn_of_parts(multiply_listed(dtype), adding(weights_of, rest_of), activation, gated)
+    return ffn_of_parts(multiply_listed(dtype), adding(weights_of, rest_of))

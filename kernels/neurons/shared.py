@@ -5,18 +5,51 @@ from collections.abc import Callable
 import numba
 import numpy as np
 
-from toolkit.kernels.engine.activations import ACTIVATIONS
+from toolkit.kernels.engine.activations import ACTIVATIONS, gelu, gelu_tanh, relu, relu2, silu
 from toolkit.kernels.engine.compiled import compiled
 
 ROWS = 4  # neurons at once
 AHEAD = 2 * ROWS  # neurons whose places are known: those at hand and the next ones
+RELU, RELU2, SILU, GELU, GELU_TANH = range(5)
+KINDS = {relu: RELU, relu2: RELU2, silu: SILU, gelu: GELU, gelu_tanh: GELU_TANH}
+NUMBERS = {name: KINDS[activation] for name, activation in ACTIVATIONS.items()}  # by which kernels know activations
+
+
+def _of_each(activation: Callable) -> Callable:
+    @numba.njit(inline="always")
+    def of_each(sums, rows):
+        for vector in range(len(sums)):
+            for i in range(rows):
+                sums[vector, i] = activation(sums[vector, i])
+
+    return of_each
+
+
+of_relu, of_relu2, of_silu, of_gelu, of_gelu_tanh = map(_of_each, KINDS)
+
+
+@compiled
+def activate(number, sums, rows):
+    """Replace the first so many numbers of each row by those of the activation.
+
+    Its number is told at each call: a kernel of its own for each activation would take seconds to compile.
+    """
+    if number == RELU:
+        of_relu(sums, rows)
+    elif number == RELU2:
+        of_relu2(sums, rows)
+    elif number == SILU:
+        of_silu(sums, rows)
+    elif number == GELU:
+        of_gelu(sums, rows)
+    else:
+        of_gelu_tanh(sums, rows)
 
 
 @compiled
 def add_up(partials, sums):
-    """Set `sums` [vectors, hidden] to the sum over the parts, in their order."""
-    sums[:] = partials[0]
-    for part in range(1, len(partials)):
+    """Add the parts to `sums` [vectors, hidden], in their order."""
+    for part in range(len(partials)):
         for vector in range(len(sums)):
             for column in range(sums.shape[1]):
                 sums[vector, column] += partials[part, vector, column]
@@ -42,14 +75,13 @@ def no_request(bundles, place, hidden):
 def ffn_of_parts(
     multiply,
     add_columns,
-    activation: str,
-    gated: bool,
     start: Callable = dense_start,
     prepare: Callable = as_they_are,
     request: Callable = no_request,
 ):
     """The function that adds to `partials[part, vector]` the sum over a part's neurons, for parts `first` to `last`.
 
+    It is told which of `NUMBERS` the activation has, and whether there is a gate, as 1 or 0.
     `listed` says which rows of the bundles count, in which order: part p has those from `starts[p]` up to, not
     including, `starts[p + 1]`. `wanted[vector, i]` says whether a vector wants the listed row i; without any
     `wanted` all do. Four rows are multiplied at once. A neuron is active if its value for any vector that wants it
@@ -68,22 +100,41 @@ def ffn_of_parts(
     begin. `prepare(bundles, x)` makes the `bundles` that the functions get, with scratch memory, say. `request(bundles,
     place, hidden)` prefetches the down column that is used four neurons later.
     """
-    activate = ACTIVATIONS[activation]
 
     @compiled
     def find_active(
-        bundles, width, listed, end, wanted, bias, x, threshold, at, rows, ahead, products, places, values, active
+        bundles,
+        width,
+        listed,
+        end,
+        wanted,
+        activation,
+        gated,
+        bias,
+        x,
+        threshold,
+        at,
+        rows,
+        ahead,
+        products,
+        places,
+        values,
+        active,
     ):
         hidden = x.shape[1]
-        for part in range(2 if gated else 1):
+        for part in range(1 + gated):
             for i in range(AHEAD):
                 ahead[i] = listed[min(at + i, end - 1)] * width + start(part, width, hidden)
             multiply(bundles, ahead, rows, x, products[part], 0)
+        if len(bias):
+            for i in range(rows):
+                for vector in range(len(x)):
+                    products[0, vector, i] += bias[listed[at + i]]
+        activate(activation, products[0], rows)
         for i in range(rows):
             exceeds, row = False, listed[at + i]
             for vector in range(len(x)):
-                shift = bias[row] if len(bias) else numba.float32(0)
-                value = activate(products[0, vector, i] + shift)
+                value = products[0, vector, i]
                 if gated:
                     value *= products[1, vector, i]
                 counts = not abs(value) <= threshold  # a NaN counts
@@ -98,7 +149,7 @@ def ffn_of_parts(
         return active
 
     @compiled
-    def ffn(bundles, listed, starts, wanted, bias, x, threshold, partials, first, last):
+    def ffn(bundles, listed, starts, wanted, activation, gated, bias, x, threshold, partials, first, last):
         vectors, width, given = len(x), bundles.shape[1], prepare(bundles, x)
         products, ahead = np.empty((2, vectors, ROWS), np.float32), np.empty(AHEAD, np.int64)
         for part in range(first, last):
@@ -113,6 +164,8 @@ def ffn_of_parts(
                     listed,
                     end,
                     wanted,
+                    activation,
+                    gated,
                     bias,
                     x,
                     threshold,

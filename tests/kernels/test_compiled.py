@@ -224,9 +224,7 @@ def kernels():
             forms = itertools.product(FLOAT_BITS, (False, True))
             yield from (backend.decode(storage, bits, dtype, ordered) for dtype, ordered in forms)
     for table, kinds in ((neurons.BACKENDS, FLOAT_BITS), (neurons.RECORD_BACKENDS, (2, 4))):
-        for backend, kind, name in itertools.product(table.values(), kinds, ("relu", "silu")):
-            arguments = ((False,), (True,)) if table is neurons.BACKENDS else ((),)
-            yield from (backend.product(kind, name, *gated) for gated in arguments)
+        yield from (backend.product(kind) for backend, kind in itertools.product(table.values(), kinds))
     yield from (function(dtype) for function in (single_token.attention, prompt_attention) for dtype in FLOAT_BITS)
     yield from (way.product(name) for way in (cpu_avx512, cpu_panels) for name in ("Q4_K", "Q8_0"))
     yield from (backend.product(dtype) for backend in dense.BACKENDS.values() for dtype in BITS)
