@@ -8,6 +8,7 @@ import jaxtyping
 from jaxtyping import AbstractArray, install_import_hook
 
 wrapped = jaxtyping.jaxtyped
+DIMENSIONS = jaxtyping.jaxtyped("context")  # in which one name of a dimension stands for one size
 
 
 def check(packages: Iterable[str]) -> None:
@@ -19,10 +20,19 @@ def check(packages: Iterable[str]) -> None:
 def wrapped_if_needed(*, typechecker: Callable) -> Callable:
     """jaxtyping's decorator for what takes arrays. It would slow down every other function for nothing.
 
-    Generators are left alone: decorators above, such as `torch.no_grad`, must see that they are.
+    Generators are left alone: decorators above, such as `torch.no_grad`, must see that they are. jaxtyping checks the
+    arguments of a function twice, once more for the sake of its result, so functions whose annotations can be read at
+    once get the checker itself.
     """
-    left_alone = lambda made: inspect.isgeneratorfunction(made) or not takes_arrays(made)  # noqa: E731
-    return lambda made: made if left_alone(made) else wrapped(made, typechecker=typechecker)
+
+    def wrap(made: Callable) -> Callable:
+        if inspect.isgeneratorfunction(made) or not takes_arrays(made):
+            return made
+        if inspect.isfunction(made) and not any(isinstance(hint, str) for hint in made.__annotations__.values()):
+            return typechecker(made)
+        return wrapped(made, typechecker=typechecker)
+
+    return wrap
 
 
 def takes_arrays(made: Callable) -> bool:
@@ -33,15 +43,17 @@ def takes_arrays(made: Callable) -> bool:
 
 def checked(function):
     """Raise `TypeError` for an argument that is an array, but not of the annotated type and shape."""
-    signature = inspect.signature(function)
-    arrays = {name: hint for name, hint in function.__annotations__.items() if _is_array(hint)}
+    parameters = [*inspect.signature(function).parameters.values()]
+    last = sum(of.kind != of.KEYWORD_ONLY for of in parameters)  # the others have no place among the arguments
+    arrays = [(place, of.name, of.annotation) for place, of in enumerate(parameters) if _is_array(of.annotation)]
 
     @functools.wraps(function)
     def call(*arguments, **named):
-        given = signature.bind(*arguments, **named).arguments
-        for name, hint in arrays.items():
-            if name in given and hasattr(given[name], "shape") and not isinstance(given[name], hint):
-                raise TypeError(f"{function.__qualname__}: {name} is {given[name]!r}; annotated as {hint}")
+        with DIMENSIONS:
+            for place, name, hint in arrays:
+                given = named.get(name) if place >= min(last, len(arguments)) else arguments[place]
+                if hasattr(given, "shape") and not isinstance(given, hint):
+                    raise TypeError(f"{function.__qualname__}: {name} is {given!r}; annotated as {hint}")
         return function(*arguments, **named)
 
     return call
