@@ -99,10 +99,10 @@ def checkout(tmp_path: Path, monkeypatch) -> Checkout:
 def make_checkout(place: Path, results: Path | None = None) -> Checkout:
     """For what processes do: with a copy of the toolkit, whose fork server imports no large library, and serves two."""
     shutil.copytree(paths.root() / "toolkit", place / "toolkit")
-    heavy = r' +"(torch|numba|transformers\.[\w.]+|safetensors\.torch)",\n'
+    heavy = r' +"(torch|numba|scipy\.stats|seaborn|transformers\.[\w.]+|safetensors\.torch)",\n'
     for name, old, new, times in (
         ("evidence/literature.py", r"\Z", '\nPAPERS["toy"] = Paper("Toy")\n', 1),
-        ("sweep/fork_server.py", heavy, "", 5),
+        ("sweep/fork_server.py", heavy, "", 7),
         ("sweep/driver.py", "^FORKED = 4", "FORKED = 2", 1),
     ):
         file = place / "toolkit" / name

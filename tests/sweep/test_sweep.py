@@ -62,8 +62,6 @@ def toy(tmp_path_factory):
     toy.notebook("d", "alpha")
     book = toy.book("a").read_text()
     (toy.root / "notebooks" / "toy" / "first.ipynb").write_text(book.replace("toy/a", "quickstart"))
-    (folder / "profile").mkdir()  # not in the odd place, where Snakemake would not read it
-    (folder / "profile" / "config.yaml").write_text("executor: local\ncores: 1\n")
     state = toy.results / ".sweep" / "state" / "toy__c.json"
     state.parent.mkdir(parents=True)
     state.write_text('{"status": "failed", "seconds": "many"}')
@@ -108,10 +106,10 @@ def harmed(toy, killed) -> Step:
 
 @pytest.fixture(scope="module")
 def mended(toy, harmed) -> Step:
-    """The three are as they should be, a preset changes a parameter of a fourth one, and Snakemake has a profile."""
+    """The three are as they should be, and a preset changes a parameter of a fourth one."""
     for name in ("c", "d", "e"):
         toy.notebook(name, "alpha")
-    return _step(toy, "--preset", "quick", "--profile", str(toy.root.parent / "profile"))
+    return _step(toy, "--preset", "quick")
 
 
 def test_a_sweep_tells_at_once_what_it_found_and_how_long_it_takes(toy, first):
@@ -223,9 +221,11 @@ def test_text_needs_no_quotes_and_a_model_folder_may_be_relative(checkout, told,
 
 
 def test_a_point_of_a_grid_that_saves_nothing_has_failed_and_costs_only_itself(tmp_path):
-    checkout = make_checkout(tmp_path)
+    """By a profile of Snakemake, with which nothing is forked; odd places do no harm there, either."""
+    checkout = make_checkout(tmp_path / ODD, tmp_path / f"a: {ODD}")
     checkout.notebook("a", "alpha", body="if value == 2:\n    run.evidence = lambda *a, **k: None")
-    done = checkout.sweep("--only", "toy/a", "--grid", "value=1,2")
+    (tmp_path / "config.yaml").write_text("executor: local\ncores: 1\n")
+    done = checkout.sweep("--only", "toy/a", "--grid", "value=1,2", "--profile", str(tmp_path))
     assert done.returncode == 1
     assert "without saving table.csv" in done.stdout
     grid = checkout.results / "grid" / "value"
