@@ -381,30 +381,28 @@ UNUSED += " sklearn sympy"
 MOST_BYTES = 115_000_000  # beside torch and weights: 96 MB measured, 37 more with SymPy
 
 
-@pytest.mark.parametrize("kind", ["folder", "file"])
-def test_run_imports_no_package_for_nothing(model, tmp_path, kind):
-    """Each takes memory that weights could have."""
-    place = tmp_path / kind
-    if kind == "folder":
-        assert pack(model, place) == 0
-    else:
-        write_gguf(place)
-    assert main(run_command(place, tokens=2)) == 0  # kernels are compiled and kept
+def test_run_imports_no_package_for_nothing(model, tmp_path):
+    """A folder and a file, in one process. Each package takes memory that weights could have."""
+    assert pack(model, tmp_path / "folder") == 0
+    write_gguf(tmp_path / "file")
+    commands = [run_command(tmp_path / kind, tokens=2) for kind in ("folder", "file")]
+    assert [main(command) for command in commands] == [0, 0]  # kernels are compiled and kept
     code = f"""if True:
         import sys
         import torch
         from toolkit.__main__ import main
         from toolkit.memory_limits import anonymous_bytes
         before = anonymous_bytes()
-        assert main({run_command(place, tokens=2)!r}) == 0
-        taken = anonymous_bytes() - before
-        assert not [name for name in {UNUSED.split()} if sys.modules.get(name)]
-        assert taken <= {MOST_BYTES}, taken
+        for command in {commands!r}:
+            assert main(command) == 0
+            taken = anonymous_bytes() - before
+            assert not [name for name in {UNUSED.split()} if sys.modules.get(name)], command
+            assert taken <= {MOST_BYTES}, taken
+            print("taken", taken)
         import torch._dynamo
         assert torch.compiler.disable(len) is not len  # the compiler itself is there afterwards
         from transformers.utils import is_accelerate_available, is_vision_available
         assert is_accelerate_available() and is_vision_available()
-        print("taken", taken)
     """
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
     print(done.stdout, done.stderr)
