@@ -19,17 +19,19 @@ CHECKED = ("absmax", "machines", "measure", "models", "offload", "quality", "qua
 # files that take more than 2 seconds of CPU time, the dearest first: `--fast` leaves them out, a whole run begins with
 # them, since a worker that begins a long one last leaves the other without work
 SLOW = """
-kernels/products sweep/sweep offload/families kernels/cuda tests/command_line tests/benchmarks offload/expert_model
-offload/model corm/expert_race kernels/neuron_records models/embedded offload/draft kernels/ptx hostile/hostile
-offload/neuron_model quantization/spqr offload/hot_neurons endor/endor kernels/spqr offload/uploader offload/quantised
-offload/layouts offload/gguf_readers measure/race models/models kernels/bitmap tests/explorers kernels/neurons
-offload/head endor/endor_passes quality/tasks evidence/report tests/starts planner/sizes offload/batches
-kernels/parallel endor/operations sweep/lab offload/close evidence/tables kernels/compiled residency/policies
-spqr/spqr_forward sparsity/prune kernels/csr tests/wheel offload/single_token corm/corm predictors/kinds
-offload/new_format hermes/hot_cold offload/logit_check planner/neurons models/recipes
-kernels/single_token formats/contract formats/contents formats/formats formats/spqr interchange/gguf
-storage/readers storage/store offload/cache_operations offload/process_state offload/smallest models/gguf_logits
-tests/chat tests/serve tests/texts offload/cached_model
+kernels/products sweep/sweep offload/families formats/ggml tests/command_line tests/benchmarks kernels/cuda
+offload/block_by_block offload/model kernels/ptx corm/expert_race offload/neuron_model offload/draft tests/starts
+endor/endor tests/foreign_files offload/close models/embedded offload/hot_neurons offload/cache_operations
+offload/expert_model offload/layouts offload/quantised offload/gguf_readers hostile/hostile tests/explorers
+offload/gguf_file models/models offload/decoder_draft models/on_demand evidence/report offload/uploader quality/tasks
+measure/race planner/sizes endor/endor_passes sweep/lab offload/single_token quantization/spqr offload/decoder
+offload/process_state offload/logit_check offload/batches kernels/compiled kernels/parallel endor/operations
+offload/head corm/corm flash/replay kernels/bitmap tests/wheel tests/front_door quality/text models/recipes
+residency/policies planner/plan formats/spqr sparsity/prune models/gguf_logits models/gguf_header spqr/spqr_forward
+tests/serve hermes/hot_cold predictors/kinds tests/extending kernels/attention formats/sparse_bitmask planner/neurons
+planner/bench measure/processes measure/llama_cpp evidence/tables kernels/spqr kernels/neurons kernels/csr
+offload/new_format kernels/single_token formats/contract formats/contents formats/formats interchange/gguf
+storage/readers storage/store offload/smallest tests/chat tests/texts offload/cached_model
 """
 PLACES = {name: place for place, name in enumerate(SLOW.split())}
 
