@@ -99,7 +99,9 @@ def test_the_command_prints_rows_and_writes_table_and_plot(smol, tmp_path, capfd
     files = ["--csv", str(tmp_path / "race.csv"), "--plot", str(tmp_path / "race.png")]
     command = ["bench", "smollm2-135m", "--memory", "400MB,250MB", "--ways", "as-is", "--turns", "2", *files]
     assert main([*command, "--tokens", "8", "--prompt", "the", "--kv-type", "q8_0"]) == 0
-    lines = capfd.readouterr().out.splitlines()
+    printed = capfd.readouterr()
+    assert "within 250 MB: 2 turns of as it is, Q4_1; llama.cpp, as it is, Q4_1" in printed.err
+    lines = printed.out.splitlines()
     assert lines[0].split()[:3] == ["limit", "way", "tokens/s"]
     turns, _, medians = "\n".join(lines[1:]).partition("\nmedians of all turns\n")
     assert len(turns.strip().splitlines()) == 2 * 2 * 2

@@ -141,6 +141,7 @@ def race(
 
         contestants = [entry.contestant for entry in by_name.values()]
         expected = {name: entry.planned[limit]["tokens_s"] for name, entry in by_name.items() if limit in entry.planned}
+        tell(f"within {limit / 1e6:.0f} MB: {turns} {'turn' if turns == 1 else 'turns'} of {'; '.join(by_name)}")
         rounds = take_turns(contestants, limit, prompt, turns, tokens, expected, show, turn_s)
         tables.append(_described(table(rounds), model, limit, by_name))
     return pd.concat(tables, ignore_index=True)
