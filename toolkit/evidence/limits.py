@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 
 from toolkit.errors import UserError
 from toolkit.evidence.figures import COLUMN_IN, colours, label_log_axis, use_style
@@ -27,6 +28,7 @@ LIGHTER = 0.5  # of a colour that another way has already
 UNKNOWN = 1.25  # beyond the last known price, where ways without one stand
 PLANNED = {"marker": "o", "linestyle": "none", "markersize": 8, "markerfacecolor": "none", "markeredgecolor": "0.5"}
 PLANNED |= {"markeredgewidth": 1.5, "zorder": 2}
+HALO = withStroke(linewidth=3, foreground="white")
 RANGES = ("tokens_per_s_low", "tokens_per_s_high", "relative_low", "relative_high")
 COLUMNS = ("limit_mb", "way", "rival", "tokens_per_s", "relative")
 
@@ -109,6 +111,8 @@ def _name_fastest(axes: Axes, panel: pd.DataFrame) -> None:
             va="center",
             fontsize=10,
             fontweight="bold",
+            zorder=4,
+            path_effects=[HALO],  # other marks may stand where it is written
         )
 
 
