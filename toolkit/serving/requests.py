@@ -125,7 +125,7 @@ def parsed(kind: type[_Common], body: bytes) -> Any:
 
 
 def _words_of(error: ValidationError) -> str:
-    """What is wrong, in words: of a value that may have several types, by the one that it comes nearest to."""
+    """The fault in words: of a value that may have several types, by the one that it comes nearest to."""
     fault = max(error.errors(include_url=False), key=lambda it: (not it["type"].endswith("_type"), len(it["loc"])))
     if fault["type"] == "value_error":
         return str(fault["ctx"]["error"])
