@@ -110,6 +110,7 @@ def write_kept_scores(reference: Path) -> None:
     found = [comparisons(reference / address(f"{id} -", names)[0], [id]) for id in notebooks()]
     table = pd.concat([one for one in found if len(one)], ignore_index=True)
     scores = score_table(table).dropna(subset=["n"])  # a paper without predictions has no score
+    scores = scores.fillna({"null_n": 0})  # the null model may have no number of a paper's quantities
     write_csv(reference / "scores.csv", scores.astype({"n": int, "null_n": int}))
 
 

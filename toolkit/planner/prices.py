@@ -178,6 +178,8 @@ def _of_zeros(table: pd.DataFrame, parameters: dict) -> Iterator[dict]:
     """The prices in a table of `toolkit.papers.beyond.sparse_curve`, of the first of its models."""
     if "model" in table:  # kept tables of one model alone lack it
         table = table[table["model"].eq(parameters["model"])]
+    if "part" in table:  # other sections have parts of their own
+        table = table[table["part"].isna()]
     dense = table.loc[table["family"] == "dense", "perplexity"].item()
     text = (parameters["corpus"], parameters["sequence_length"], parameters["evaluation_windows"])
     rows = table.set_index(["family", "asked"])["perplexity"]
