@@ -4,7 +4,7 @@
 
 Texts follow one another in a corpus's text for evaluation. Each is computed with both types of cache, on the same
 kernels. A row holds the tokens of a range of places in their texts: `ratio` is the perplexity over that with 16 bits,
-`low` and `high` one standard error of the paired differences, text by text. It is no timing: other work does no harm.
+`ratio_low` and `ratio_high` one standard error of the paired differences, by text. Other work does no harm.
 Writes results/benchmarks/kv_types.json.
 """
 
@@ -50,13 +50,12 @@ def rows(corpus: str, losses: dict[str, list[np.ndarray]]) -> Iterator[dict[str,
         parts = [[each[first:end].mean() for each in losses[kind]] for kind in TYPES if len(losses[kind][0]) > first]
         if parts:
             mean, error = paired_difference(parts[1], parts[0])
-            low, ratio, high = np.exp([mean - error, mean, mean + error])
             row = {
                 "corpus": corpus,
                 "places": f"{first}-{min(end, len(losses[TYPES[0]][0]) + 1)}",
                 "texts": len(parts[0]),
             }
-            yield row | {"perplexity": np.exp(np.mean(parts[0])), "ratio": ratio, "low": low, "high": high}
+            yield row | {"perplexity": np.exp(np.mean(parts[0]))} | tk.studies.ratio_range(mean, error, "ratio")
 
 
 def main() -> None:
