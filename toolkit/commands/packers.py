@@ -233,7 +233,7 @@ def _own_dtype(options: Namespace, model):
 
 def pack_kept(options: Namespace) -> tuple:
     """Write the layers of a packed folder as they are, and pack its head."""
-    from toolkit.offload.stored import KeptFiles, KeptLayers
+    from toolkit.offload.kept import KeptFiles, KeptLayers
     from toolkit.storage.store import Store
 
     store = Store.open(options.model)
