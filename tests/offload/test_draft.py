@@ -10,6 +10,7 @@ from tests.offload.conftest import GEMMA3, LAYERS, opened, pruned
 from tests.offload.test_neuron_model import Packed, least_bytes
 from toolkit.errors import UserError
 from toolkit.formats.scaled import Scaled
+from toolkit.models.cached_pass import CACHE
 from toolkit.offload.budget import BudgetError
 from toolkit.offload.draft import Speculative
 from toolkit.offload.model import OffloadedModel
@@ -136,8 +137,8 @@ def sampled_pair(p, q):
             super().__init__()
             self.chances = chances
 
-        def forward(self, input_ids, past_key_values, use_cache, logits_to_keep=0):
-            past_key_values.length += input_ids.shape[1]
+        def forward(self, input_ids, use_cache, logits_to_keep=0, **named):
+            named[CACHE].length += input_ids.shape[1]
             logits = self.chances[input_ids % 2].log()
             return type("Output", (), {"logits": logits[:, -logits_to_keep:]})
 
@@ -160,7 +161,7 @@ def sampled_pair(p, q):
             lambda ids, scores: scores,
             lambda ids, scores: torch.tensor([ids.shape[1] >= 4]),
             config,
-            past_key_values=cache,
+            **{CACHE: cache},
         )
     assert cache.length == 3 or cache.length == 4  # the last token is not in the cache, unless the text ended there
     return int(ids[0, 1]), int(ids[0, 2])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from toolkit.errors import UserError
+from toolkit.models.cached_pass import CACHE, cached_pass
 from toolkit.storage.direct import drop_pages
 from toolkit.timeline import Recorder, Span, Timeline
 
@@ -119,8 +120,8 @@ def greedy_text(model: nn.Module, prompt: Tensor, passes: int, tolerance: float)
     """A prompt [batch, tokens], then the likeliest token of each pass, with the logits of so many passes."""
     inputs, logits, past = [prompt], [], None
     for _ in range(passes):
-        output = model(inputs[-1], past_key_values=past, use_cache=True)
-        past = output.past_key_values
+        output = cached_pass(model, inputs[-1], past)
+        past = getattr(output, CACHE)
         logits.append(output.logits[:, -1])
         inputs.append(logits[-1].argmax(-1, keepdim=True))
     return Text(inputs[:-1], Reference("the model in memory", logits, tolerance))
@@ -138,6 +139,6 @@ class Decoding(Contestant):
     def token(self, number: int) -> Tensor:
         """One pass. Returns the logits of the last tokens, [batch, vocabulary]."""
         past = self._past if number else None
-        output = self.model(self.text.inputs[number], past_key_values=past, use_cache=self.text.cached)
-        self._past = output.past_key_values
+        output = self.model(self.text.inputs[number], **{CACHE: past}, use_cache=self.text.cached)
+        self._past = getattr(output, CACHE)
         return output.logits[:, -1]

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from toolkit.errors import UserError
+from toolkit.models.cached_pass import cached_pass
 from toolkit.offload.model import OffloadedModel
 
 LAST = "logits_to_keep"
@@ -68,7 +69,7 @@ class CachedModel:
     def _pass(self, tokens: Sequence[int], **more: object) -> Tensor:
         ids = torch.tensor([list(tokens)], device=self._opened.device.torch_device)
         with torch.no_grad(), self._opened.device.within_memory():
-            logits = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, **more).logits
+            logits = cached_pass(self._model, ids, self._cache, **more).logits
         self.read_bytes += self._opened.recorder.take_bytes("read")
         return logits[0].float().cpu()
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from toolkit.errors import UserError
+from toolkit.models.cached_pass import CACHE, cached_pass
 from toolkit.offload.speculation import Proposal, Speculation, check_words
 
 ROUNDING = 4  # units in the last place of a logit, by which passes over several tokens and over one may differ
@@ -70,7 +71,7 @@ class Speculative:
         cache = _checked_cache(input_ids, generation_config, inputs)
         text = _Text(input_ids, logits_processor, stopping_criteria, generation_config.do_sample, self.streamer)
         given = input_ids[:, cache.get_seq_length() :]
-        logits = model(input_ids=given, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        logits = cached_pass(model, given, cache, logits_to_keep=1).logits
         _keep_past(cache, generation_config.max_length)
         own = cache if self.shares else self._read(input_ids, generation_config.max_length)
         text.add(text.choose(text.scores(logits[0, -1])), self.counts)
@@ -83,7 +84,7 @@ class Speculative:
     def _read(self, ids: Tensor, most: int) -> DynamicCache:
         """The draft's own cache, once it has read the prompt."""
         own = DynamicCache(config=self.draft.config.get_text_config(decoder=True))
-        self.draft(input_ids=ids, past_key_values=own, use_cache=True, logits_to_keep=1)
+        cached_pass(self.draft, ids, own, logits_to_keep=1)
         _keep_past(own, most)
         return own
 
@@ -96,7 +97,7 @@ class Speculative:
             cache.crop(-len(proposed))
         counts.draft_s += (drafted_s := time.perf_counter()) - begun_s
         given = torch.cat([text.ids[:, -1:], drafted], dim=1)
-        logits = model(input_ids=given, past_key_values=cache, use_cache=True).logits[0]
+        logits = cached_pass(model, given, cache).logits[0]
         added = 0
         for place, token in enumerate([*drafted[0].tolist(), None]):
             chosen = text.checked(logits[place], token, proposed[place] if token is not None else None)
@@ -121,7 +122,7 @@ class Speculative:
         ids, proposed, proposal = text.ids, [], Proposal(self.counts, most, self.fixed)
         while proposal.goes_on:
             given = ids[:, own.get_seq_length() :]
-            logits = self.draft(input_ids=given, past_key_values=own, use_cache=True).logits[0, -1]
+            logits = cached_pass(self.draft, given, own).logits[0, -1]
             proposed.append(text.scores(logits, ids))
             token = text.choose(proposed[-1])
             proposal.add(float(logits.float().softmax(-1)[token]))
@@ -175,8 +176,8 @@ def _checked_cache(input_ids: Tensor, config, inputs: dict[str, object]) -> Dyna
         raise UserError("attention_mask: a draft goes with a text without padding; leave the padding or the draft out")
     if config.return_dict_in_generate:
         raise UserError("return_dict_in_generate=True: with a draft only tokens are returned; leave it or draft out")
-    if type(cache := inputs.get("past_key_values")) is not DynamicCache:
-        raise UserError("a draft needs a cache that can be cut: leave past_key_values and cache_implementation out")
+    if type(cache := inputs.get(CACHE)) is not DynamicCache:
+        raise UserError(f"a draft needs a cache that can be cut: leave {CACHE} and cache_implementation out")
     return cache
 
 

@@ -25,6 +25,7 @@ from toolkit import hub
 from toolkit.errors import UserError
 from toolkit.interchange.reading import load_dense_model
 from toolkit.models import decoder_blocks
+from toolkit.models.cached_pass import CACHE
 from toolkit.models.cutting import ENTRY, attached, hook_thresholds, thresholds_of
 from toolkit.models.experts import mixtures_by_layer
 from toolkit.models.head import HEAD
@@ -44,7 +45,7 @@ from toolkit.storage.store import Store
 # tokens of a prompt, too long to be multiplied packed; of a few at once, which other kernels serve; single ones
 PROMPT, FEW, SINGLE = MOST_VECTORS + 1, (5, 2), 3
 REST = sum(FEW) + SINGLE
-CACHES = ("past_key_values", "cache_params")  # of attention, and of a state-space model
+CACHES = (CACHE, "cache_params")  # of attention, and of a state-space model
 FARTHEST = 600  # position of the last one
 # In standard deviations of the logits. Weights that are made dense as they were give the same bits where the same
 # library multiplies them: the worst token counts. Otherwise it is the median one, since the router of a mixture may

@@ -44,6 +44,7 @@ from toolkit.kernels import dense
 from toolkit.kernels.engine.parallel import Product, Program, Task, stages
 from toolkit.kernels.single_token import NO_SINKS, add_to, append, attention, gate
 from toolkit.models import decoder_blocks
+from toolkit.models.cached_pass import CACHE
 from toolkit.offload.block_steps import STAYING, Norm, Norms, adding, block_steps, is_called, stretches
 from toolkit.offload.growing_cache import GROWING
 from toolkit.offload.head import OffloadedHead
@@ -116,9 +117,10 @@ class SingleToken:
         @functools.wraps(forward)
         def stepped(*arguments, **named):
             given = dict(zip(["input_ids"], arguments, strict=False)) | named
-            if len(arguments) > 1 or not self._serves(**given):
+            cache = given.pop(CACHE, given.pop("past_key_values", None))  # its former name is still taken
+            if len(arguments) > 1 or not self._serves(cache, **given):
                 return forward(*arguments, **named)
-            return self(given["input_ids"], given["past_key_values"], given.get("position_ids"))
+            return self(given["input_ids"], cache, given.get("position_ids"))
 
         return stepped
 
@@ -136,23 +138,23 @@ class SingleToken:
         for stretch in self.stretches:
             stretch()
         logits = self.logits.to(self.dtype, copy=True)
-        return CausalLMOutputWithPast(logits=logits.view(1, 1, -1), past_key_values=cache)
+        return CausalLMOutputWithPast(logits=logits.view(1, 1, -1), **{CACHE: cache})
 
     def close(self) -> None:
         """Release the weights."""
         self.stretches = []
 
-    def _serves(self, input_ids=None, past_key_values=None, attention_mask=None, position_ids=None, **named) -> bool:
+    def _serves(self, cache, input_ids=None, attention_mask=None, position_ids=None, **named) -> bool:
         """Whether these arguments ask for a single token after others, and only for results that the step gives."""
         return (
             input_ids is not None
             and input_ids.shape == (1, 1)
-            and type(past_key_values) is DynamicCache
-            and len(past_key_values.layers) == len(self.blocks)
-            and all(block.serves(layer) for block, layer in zip(self.blocks, past_key_values.layers, strict=True))
-            and past_key_values.get_seq_length() > 0
-            and len(past_key_values.layers[0].keys) == 1
-            and past_key_values.layers[0].keys.dtype == self.dtype
+            and type(cache) is DynamicCache
+            and len(cache.layers) == len(self.blocks)
+            and all(block.serves(layer) for block, layer in zip(self.blocks, cache.layers, strict=True))
+            and cache.get_seq_length() > 0
+            and len(cache.layers[0].keys) == 1
+            and cache.layers[0].keys.dtype == self.dtype
             and (attention_mask is None or (attention_mask.ndim == 2 and bool(attention_mask.all())))
             and (position_ids is None or position_ids.shape == (1, 1))
             and all(value is None or name in WITHOUT_EFFECT for name, value in named.items())

@@ -26,6 +26,7 @@ from toolkit.measure.packed_model import PackedModel
 from toolkit.measure.summary import by_turn, summary
 from toolkit.measure.turns import measured, take_turns
 from toolkit.models.architectures import ARCHITECTURES
+from toolkit.models.cached_pass import CACHE, cached_pass
 from toolkit.models.experts import Experts, Routed
 from toolkit.models.twins import twin_mixture
 from toolkit.offload.by_expert import ByExpert
@@ -131,8 +132,8 @@ def _pass_all(engine: OffloadedModel, race: ExpertRace) -> Float32[Tensor, "toke
     """The logits of each token of a turn."""
     past, logits = None, []
     for one in _tokens(race):
-        output = engine.model(one, past_key_values=past, use_cache=True)
-        past = output.past_key_values
+        output = cached_pass(engine.model, one, past)
+        past = getattr(output, CACHE)
         logits.append(output.logits[0, -1].float())
     return torch.stack(logits)
 
