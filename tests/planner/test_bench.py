@@ -130,3 +130,23 @@ def test_the_command_prints_rows_and_writes_table_and_plot(smol, tmp_path, capfd
 )
 def test_bad_input_is_one_line(smol, capfd, arguments, words):
     refused_command(["bench", *arguments], words, capfd)
+
+
+class Stopped(StandIn):
+    """The user stops the race while it runs."""
+
+    def take(self, prompt, tokens, limit):
+        """No outcome."""
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_race_has_written_its_rows(smol, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "rivals_of", lambda name, file: [Stopped(name)])
+    file = tmp_path / "new" / "race.csv"
+    assert main(["bench", "smollm2-135m", "--memory", "400MB", "--ways", "as-is", "--csv", str(file)]) == 130
+    assert pd.read_csv(file)["way"].tolist() == ["as it is, Q4_1"]
+
+
+def test_a_refused_race_prints_no_header(smol, capfd):
+    assert main(["bench", "no/such/model", "--memory", "9GB"]) == 2
+    assert not capfd.readouterr().out

@@ -5,11 +5,13 @@ A row is printed as each turn ends: the way's median so far, with its range.
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from toolkit.commands.kv_type import add_kv_type
 from toolkit.commands.run import checked_prompt
 from toolkit.errors import UserError, whole
+from toolkit.files import make_folder, write_csv
 from toolkit.memory_limits import bytes_of
 
 EPILOG = """\
@@ -18,7 +20,8 @@ in the fastest way of loading it. Each is in a memory cgroup of exactly the limi
 root or a delegated group), llama.cpp has no limit, and its rows say so.
 
 --ways takes names as `plan` has them, with hyphens (as-is, int8, spqr-3-bits-head-too), or their beginnings (spqr). A
-way that is not packed yet is packed once, and kept in the cache. Without --ways, those run that `plan` names.
+way that is not packed yet is packed once, and kept in the cache; by SpQR that takes minutes. Without --ways, those run
+that `plan` names. `--ways as-is` packs nothing.
 
 --kv-type is that of the file as it is, and of the plan. llama.cpp keeps its own type of keys and values, f16.
 """
@@ -35,12 +38,13 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("model", help="a GGUF file, a packed folder, a model's name or folder, an id on the hub")
     parser.add_argument("--memory", required=True, help="limits of a process, such as 600MB,1GB")
     parser.add_argument("--ways", help="such as as-is,spqr; see below (default: those that plan names)")
-    parser.add_argument("--turns", type=whole, default=3, help="of each way and limit (default: 3)")
+    turns = "of each way and limit; as many again where other work disturbs them (default: 3)"
+    parser.add_argument("--turns", type=whole, default=3, help=turns)
     tokens = "of a turn; slow ways make fewer, four at least (default: 32)"
     parser.add_argument("--tokens", type=whole, default=32, help=tokens)
     parser.add_argument("--prompt", help="what the text begins with")
     add_kv_type(parser)
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table to this file, too")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table to this file, as each turn ends")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw tokens/s over price, a panel a limit")
 
 
@@ -55,13 +59,13 @@ def bench(options: argparse.Namespace) -> None:
     ways = options.ways.split(",") if options.ways else []
     if options.kv_type:
         more["kv_type"] = options.kv_type
+    for file in filter(None, (options.csv, options.plot)):
+        make_folder(file.parent)
     print("looking at the model and the machine", file=sys.stderr, flush=True)
     from toolkit.evidence.limits import draw
-    from toolkit.files import write_csv
     from toolkit.planner.bench import bench as race
 
-    print(_line(COLUMNS), flush=True)
-    table = race(options.model, limits, ways, options.turns, options.tokens, done=_print, **more)
+    table = race(options.model, limits, ways, options.turns, options.tokens, done=_shower(options.csv), **more)
     print("\nmedians of all turns")
     _print(table)
     for row in table[table["rival"]].itertuples():
@@ -70,6 +74,23 @@ def bench(options: argparse.Namespace) -> None:
         write_csv(options.csv, table)
     if options.plot:
         draw(table, options.plot)
+
+
+def _shower(csv: Path | None) -> Callable:
+    """A function that prints a way's row as its turn ends, and writes all rows so far: a race may be interrupted."""
+    import pandas as pd
+
+    rows: dict[tuple[float, str], pd.DataFrame] = {}
+
+    def show(row: pd.DataFrame) -> None:
+        if not rows:
+            print(_line(COLUMNS), flush=True)
+        rows[row["limit_mb"].item(), row["way"].item()] = row
+        _print(row)
+        if csv:
+            write_csv(csv, pd.concat(rows.values(), ignore_index=True))
+
+    return show
 
 
 def _print(table) -> None:

@@ -271,7 +271,7 @@ def packed_folder(model: str, options: str) -> Path:
     """
 
     def fill(folder: Path) -> None:
-        tell(f"packing by `pack {model} {options}`, once")
+        tell(f"packing by `pack {model} {options}`, once; --ways chooses others")
         words = ["pack", model, *shlex.split(options), "--no-evaluate", "--out", str(folder / PACKED)]
         if subprocess.run([sys.executable, "-P", "-m", "toolkit", *words], stdout=sys.stderr, check=False).returncode:
             raise UserError(f"`pack {model} {options}` failed, as it says above")
