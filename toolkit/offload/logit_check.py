@@ -119,7 +119,7 @@ class _Text:
         # without a mask, gaps between positions would separate texts
         mask = torch.ones(1, PROMPT, dtype=torch.int64)
         output = model(self.tokens[:, :PROMPT], attention_mask=mask, use_cache=True, **self._places(0, PROMPT))
-        return output.logits[0].float(), {name: output[name] for name in CACHES if output.get(name) is not None}
+        return output.logits[0].float(), {name: value for name, value in output.items() if name in CACHES}
 
     def rest(self, model: nn.Module, cache: Mapping[str, object]) -> tuple[Logits, Logits]:
         """The logits of the few tokens at once and of the single ones, after what `cache` holds."""
