@@ -281,11 +281,3 @@ def test_a_shelf_that_others_could_write_is_refused(cache_folder):
         cache.shelf("compiled", {})
     cache_folder.chmod(0o1777)  # where it is sticky, only the owner may, as in /tmp
     cache.shelf("compiled", {})
-
-
-def test_a_large_cache_is_named_once(cache_folder, monkeypatch, caplog):
-    monkeypatch.setattr(cache, "WARN_GB", 0)
-    monkeypatch.delenv(cache.LIMIT, raising=False)
-    for name in ("a", "b"):
-        cached("kind", {"name": name}, [], writer([]))
-    assert len([record for record in caplog.records if "holds 0 GB" in record.message]) == 1

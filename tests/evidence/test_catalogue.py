@@ -54,9 +54,7 @@ def test_a_notebook_says_its_id_title_and_question(place):
     ("text", "told"),
     [
         ("", r"new\.ipynb: not a readable notebook"),
-        (book("# No id"), r'new\.ipynb: no cell has Run\("<paper>/<id>", globals\(\)\)'),
         (book("# Twice", 'Run("toy/fig_1", globals())'), r"new\.ipynb: fig_1_bytes\.ipynb has the id 'toy/fig_1', too"),
-        (book("# No figure", 'Run(f"toy/{figure}", globals())'), r"new\.ipynb: no text cell .* name of a figure"),
         (book("# A paper", 'Run("tay/fig_1", globals())'), r"new\.ipynb: unknown paper 'tay'.*toy.*literature\.py"),
     ],
 )
@@ -100,9 +98,6 @@ def test_a_file_of_several_figures_is_a_notebook_for_each(place):
         "## A section of fig. 10 alone",
     ]
     assert len(catalogue.cells_of(json.loads(KIND)["cells"], "")) == 6
-    place("presets.yaml", yaml.safe_dump({"toy/fig9": {"own": {"colour": 1}}}))
-    with pytest.raises(UserError, match=r"presets\.yaml: toy/fig9 has no parameter colour"):
-        catalogue.find("toy/fig9").preset("quick")
 
 
 def test_explorers_say_what_they_are(place):
@@ -122,10 +117,8 @@ def test_presets_are_read_and_wrong_ones_named(place):
     with pytest.raises(UserError, match="unknown notebook 'toy/fig_9'; choose from: toy/fig_1"):
         catalogue.find("toy/fig_9")
     for presets, told in (
-        ([1], r"presets\.yaml"),
         ({"toy/fig_1": {"quick": 3}}, r"presets\.yaml: toy/fig_1/quick"),
         ({"toy/fig02": {}}, r"presets\.yaml: there is no notebook toy/fig02"),
-        ({"toy/fig_1": {"slow": {}}}, "unknown preset of toy/fig_1"),
     ):
         place("presets.yaml", yaml.safe_dump(presets))
         with pytest.raises(UserError, match=told):

@@ -32,10 +32,7 @@ NAMES = {"machine": "here", "half": "toy/one share method=dense .0%"}
 WRONG = {
     "toy/two seconds method=dense": "toy/two: nothing is kept there",
     "toy/one second method=dense": "method=dense: column 'second'; .*did you mean 'seconds'",
-    "toy/one seconds metod=dense": "column 'metod'",
     "toy/one seconds place=disk": "2 rows have a value; expected one",
-    "toy/one seconds method=csr": "0 rows have a value",
-    "toy/one share method=dense range": "column 'share_low'",
     "toy/one headline.cost": "headline 'cost'; choose from: gain",
     "hal": "unknown cell 'hal'; .*did you mean 'half'",
 }

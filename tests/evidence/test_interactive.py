@@ -49,9 +49,7 @@ def test_what_is_refused_is_said_and_the_figure_before_it_stays(view):
     assert view.sentence == "48"
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"), [({"allow_stdin": True}, True), ({"allow_stdin": False}, False), ({}, False)]
-)
+@pytest.mark.parametrize(("content", "expected"), [({"allow_stdin": True}, True), ({}, False)])
 def test_a_front_end_is_one_that_can_ask_its_user(monkeypatch, content, expected):
     class Shell:
         class kernel:

@@ -44,15 +44,6 @@ def body(text):
     return text.split("<main>")[1].split("</main>")[0]
 
 
-def test_a_page_has_the_cells_of_its_figure_alone(tmp_path):
-    about, made = notebooks()["endor/fig12"], cells("md:All of them.", "md:## A title\n\nMine.", "md:Not mine.")
-    for cell, tag in zip(made, ("figures", "fig12", "fig08"), strict=True):
-        cell.metadata["tags"] = [tag]
-    text = body(write(tmp_path, made, about))
-    assert "Mine." in text
-    assert all(words not in text for words in ("All of them.", "A title", "Not mine."))
-
-
 def test_a_page_begins_with_question_answer_and_figure_and_ends_with_its_circumstances(tmp_path):
     first = "md:# A title\n\n**Question.** How many\nbytes?\n\n**The paper's claim.** Few."
     text = write(tmp_path, cells(first, "code:print()"), meta=META | {"seen": "56 % of the <b>bytes</b>."})
@@ -111,12 +102,6 @@ def test_maths_become_mathml_unless_they_do_not_convert_and_money_stays_money(tm
     assert "$2,500 against $50,000" in text
 
 
-def test_a_failed_run_says_how_it_ended(tmp_path):
-    text = write(tmp_path, cells("code:1 / 0"), error="ZeroDivisionError: <by zero>")
-    assert "A &lt;title&gt; (failed)" in text
-    assert "&lt;by zero&gt;" in text.split("<main>")[0]
-
-
 def test_progress_bars_are_left_out_and_warnings_stay(tmp_path):
     bar = io.StringIO()
     with tqdm(total=3, desc="pruning", file=bar, mininterval=0, leave=False) as shown:
@@ -135,11 +120,6 @@ def test_progress_bars_are_left_out_and_warnings_stay(tmp_path):
     assert "pruning" not in text
     assert "UserWarning: beware [of] this" in text
     assert "put" in text
-
-
-def test_text_that_came_in_pieces_is_one_paragraph(tmp_path):
-    text = body(write(tmp_path, cells("code:work()", outputs=[stream("first\n"), stream("second\n")])))
-    assert "first\nsecond\n" in text
 
 
 def test_a_notebook_that_is_none_still_has_a_page(tmp_path):

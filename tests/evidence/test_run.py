@@ -56,11 +56,6 @@ def test_a_figure_of_a_file_of_several_has_its_own_values_in_the_place_of_none()
     assert Run(notebook.id, opened | {"ops": ["k_proj"]}).parameters["ops"] == ["k_proj"]
 
 
-def test_a_card_of_losses_leaves_its_place_to_the_figure(run):
-    run.evidence(pd.DataFrame({"value": [1.0]}), "it works.", evidence="measured", card=("points", {"lost": -2.0}))
-    assert json.loads((run.folder / "meta.json").read_text())["card"] is None
-
-
 def test_evidence_compares_saves_and_says_what_was_seen(run, capsys):
     table = pd.DataFrame({"format": ["endor", "zstd"], "ratio": [0.5625, 0.6]})
     table = table.assign(source="opt-66b fc1", dtype="float16", sparsity=0.5)
@@ -127,8 +122,6 @@ def test_a_figure_that_cannot_be_drawn_leaves_no_half_file(run):
 
 def test_tables_that_do_not_say_what_they_are_or_have_values_outside_their_ranges_are_refused(run):
     for table, evidence, words in (
-        (TABLE.iloc[:0], "measured", "empty"),
-        (TABLE, None, "evidence"),
         (TABLE, "guessed", "guessed"),
         (TABLE.assign(evidence=["measured", None]), None, "nan"),
         (TABLE.assign(value_low=2.0, value_high=3.0), "measured", "value lie outside their own ranges"),
@@ -150,10 +143,3 @@ def test_a_file_that_is_damaged_or_foreign_says_nothing(tmp_path):
     for content in ("", "{half", "[]", '{"another": 2}'):
         (tmp_path / "meta.json").write_text(content)
         assert read_meta(tmp_path) == Meta()
-
-
-def test_commit_and_machine_in_words(tmp_path):
-    found = {"git": "0123456789abcdef", "git_dirty": True, "cpu": "A CPU", "memory_gb": 24.6, "gpu": None}
-    (tmp_path / "meta.json").write_text(json.dumps(found))
-    meta = read_meta(tmp_path)
-    assert (meta.commit, meta.machine) == ("0123456789 with uncommitted changes", "A CPU, 25 GB of memory, no GPU")

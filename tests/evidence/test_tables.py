@@ -107,12 +107,6 @@ def test_a_column_has_the_unit_that_its_name_ends_with_and_only_times_have_a_sta
         assert known.quantity is None or known.unit in SECONDS
 
 
-def test_a_column_may_mean_something_else_in_one_notebook():
-    assert column("most", "flash/tab06").unit == "count"
-    assert column("most").unit == "share"
-    assert column("nothing of this name") is None
-
-
 def test_the_ends_of_a_range_need_no_entry_and_no_column_stands_twice():
     low = column("io_ms_low")
     assert (low.meaning.split(":")[0], low.unit, low.statistic) == ("the lower end of io_ms", "ms", "low")
