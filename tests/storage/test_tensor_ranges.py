@@ -48,7 +48,7 @@ def test_each_matrix_has_its_bytes_and_neighbours_are_one_read(file, reader):
 
 
 @pytest.mark.parametrize("reader", [name for name, kind in READERS.items() if issubclass(kind, HostReader)])
-@pytest.mark.parametrize("end", [END - 1, 4 * GAP_BYTES, BLOCK])
+@pytest.mark.parametrize("end", [END - 1, BLOCK])
 def test_a_file_that_is_cut_while_it_is_open_is_found(file, reader, end):
     layer = FileLayer.of({name: op(name, file) for name in PLACES})
     with READERS[reader]({str(file): StoredFile.of(file)}) as opened:
@@ -56,12 +56,6 @@ def test_a_file_that_is_cut_while_it_is_open_is_found(file, reader, end):
             stream.truncate(end)
         with pytest.raises(ChangedError, match="replaced, cut or written to"):
             opened.read(layer.chunks, aligned_buffer(layer.nbytes))
-
-
-def test_rows_of_a_range_are_a_range(file):
-    whole = op("c", file).parts[0]
-    part = whole.rows(10, 5)
-    assert (part.offset, part.nbytes, part.shape) == (whole.offset + 10 * ROW, 5 * ROW, (5, 32))
 
 
 def test_rows_of_parts_come_in_an_order_of_their_own():

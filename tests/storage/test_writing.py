@@ -17,30 +17,11 @@ from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
 
 
-def test_nothing_but_the_store_is_left(tmp_path):
-    write_store(tmp_path / "s", make_ops(), [("norm", torch.ones(3))])
-    assert names(tmp_path) == ["s"]
-    assert names(tmp_path / "s") == [
-        "index.json",
-        "layer-000.endor.safetensors",
-        "layer-001.endor.safetensors",
-        "rest-000.safetensors",
-    ]
-    Store.open(tmp_path / "s").verify()
-
-
 def test_the_same_input_gives_the_same_bytes(tmp_path):
     for name in "ab":
         write_store(tmp_path / name, make_ops(), [("norm", torch.ones(3))], {"name": "x"})
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
-
-
-def test_no_layers_or_no_rest(tmp_path):
-    write_store(tmp_path / "a", (), [("norm", torch.ones(3))])
-    write_store(tmp_path / "b", make_ops(1))
-    assert Store.open(tmp_path / "a").variants == ()
-    assert list(Store.open(tmp_path / "b").rest()) == []
 
 
 def test_the_rest_is_cut_into_shards(tmp_path, monkeypatch):
@@ -65,33 +46,27 @@ def test_one_layer_in_one_variant_is_held_in_memory(tmp_path):
     write_store(tmp_path / "s", watched())
 
 
-class Fault(Exception):
-    pass
-
-
-@pytest.mark.parametrize("fault", [Fault, KeyboardInterrupt])
-def test_an_error_or_ctrl_c_leaves_nothing(tmp_path, fault):
+def test_ctrl_c_leaves_nothing(tmp_path):
     def broken(after):
         yield from list(make_ops(4))[:after]
-        raise fault
+        raise KeyboardInterrupt
 
     def half(place):
         (place / "half").write_text("half")
-        raise fault
+        raise KeyboardInterrupt
 
-    for ops, files in [(broken(0), None), (broken(1), None), (broken(3), None), (make_ops(), half)]:
-        with pytest.raises(fault):
+    for ops, files in [(broken(0), None), (broken(3), None), (make_ops(), half)]:
+        with pytest.raises(KeyboardInterrupt):
             write_store(tmp_path / "s", ops, files=files)
         assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_disk_that_gets_full_leaves_nothing(tmp_path, monkeypatch, code):
+def test_a_disk_that_gets_full_leaves_nothing(tmp_path, monkeypatch):
     write_all = shards._write_all
 
     def full(stream, data):
         if not next(room):
-            raise OSError(code, os.strerror(code))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write_all(stream, data)
 
     monkeypatch.setattr(shards, "_write_all", full)
@@ -135,9 +110,8 @@ def test_ops_out_of_order_and_names_that_would_clash_are_refused(tmp_path):
         (ops((0, "a", "x"), (0, "a", "x")), [], "layer 0, variant 'x': a comes twice"),
         (ops((0, "a", "x"), (1, "a", "x"), (0, "b", "x")), [], "layer-000.x.safetensors would be written twice"),
         ([Op(0, "a", "x", packed, {"values": one})], [], r"extras \['values'\] are names of the format's own"),
-        ([], [("a", one), ("a", one)], "comes twice, or has a name that the store uses"),
         ([], [("__padding_0__", one)], "comes twice, or has a name that the store uses"),
-        *((ops((0, "a", variant)), [], "variant") for variant in ("../x", "", "X", "a.b")),
+        (ops((0, "a", "../x")), [], "variant"),
     ]
     for given, rest, told in wrong:
         with pytest.raises(UserError, match=told):
