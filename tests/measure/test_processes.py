@@ -60,7 +60,7 @@ def _quiet(monkeypatch):
 
 @pytest.mark.parametrize(
     ("speed", "most", "count"),
-    [(0.0, 32, 4), (0.1, 32, 4), (0.4, 32, 8), (1.0, 32, 16), (1.7, 32, 32), (9.0, 32, 32), (9.0, 20, 20), (0.1, 3, 3)],
+    [(0.0, 32, 4), (0.4, 32, 8), (1.0, 32, 16), (9.0, 20, 20), (0.1, 3, 3)],
 )
 def test_slow_contestants_make_fewer_tokens(speed, most, count):
     assert tokens_within(speed, most) == count
@@ -120,7 +120,7 @@ def rival(monkeypatch, tmp_path):
             raise NoRoom("killed")
         if load == "broken":
             raise UserError("cannot run the file")
-        speed = {"mapped": 2.0, "repacked": 3.0, "pinned": 2.2}[load]
+        speed = {"mapped": 2.0, "repacked": 3.0}[load]
         numbers = {"tokens_per_s": speed, "opened_s": 1.0, "read_bytes": 2000.0, "own_bytes": 3e6, "cpu_s": 0.5}
         return SimpleNamespace(**numbers, tokens=[7], text="", build="a build; AVX2")
 
@@ -129,13 +129,6 @@ def rival(monkeypatch, tmp_path):
     found = LlamaCppRun("llama.cpp", file, lambda text: [1, 2], str, ("mapped", "repacked", "broken"))
     found.calls = calls
     return found
-
-
-def test_llama_cpp_goes_on_with_loads_near_the_fastest(rival):
-    rival.loads = ("mapped", "pinned", "repacked")
-    assert rival.take("text", 8, 10**9).tokens_per_s == 3.0
-    assert rival.take("text", 8, 10**9).note == "repacked, a build"
-    assert [load for load, _ in rival.calls[3:]] == ["pinned", "repacked"]
 
 
 def test_llama_cpp_goes_on_with_its_fastest_load(rival):

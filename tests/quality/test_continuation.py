@@ -24,7 +24,7 @@ def tokens_of(count):
     return torch.randint(50, (count,), generator=torch.Generator().manual_seed(count))
 
 
-@pytest.mark.parametrize(("count", "prompt_tokens"), [(2, 1), (9, 1), (9, 8), (17, 5)])
+@pytest.mark.parametrize(("count", "prompt_tokens"), [(2, 1), (17, 5)])
 def test_against_the_oracle(model, count, prompt_tokens):
     tokens = tokens_of(count)
     (losses,) = naive_evaluation.window_nlls(model, tokens, count)

@@ -4,15 +4,16 @@ import pytest
 import torch
 from transformers import Gemma3TextConfig, LlamaConfig
 
-from toolkit import hub
+from toolkit import downloads, hub
 from toolkit.errors import UserError
-from toolkit.models import load_model
+from toolkit.models.gguf_header import read_header
+from toolkit.models.gguf_tokenizer import read_tokenizer
 from toolkit.quality import CORPORA, SPLITS, begun, corpora, load_articles, load_tokens
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return load_model("smollm2-135m", torch.float32)[1]
+    return read_tokenizer(read_header(downloads.fetch("smollm2-135m")))
 
 
 def test_the_slice_is_split_by_article(tokenizer):
