@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf_files import CASES, write
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from tests.families import WORDS, write_tokenizer
-from tests.models.test_gguf import write as write_gguf
 from tests.offload.pretend import PretendGpu
 from tests.refusals import refused_command as refused
 from toolkit import formats, paths
@@ -93,8 +93,8 @@ def test_pack_and_run_give_what_the_pruned_model_gives(model, tmp_path, capfd):
     assert f"dense 0.1 MB ({sizes})" in capfd.readouterr().out
     expected = generated(*load_pruned(str(model), "magnitude", dtype=torch.float32)[:2])
     draft = ["--draft", str(tmp_path / "packed"), "--draft-tokens", "2"]
-    read = ["--reader", "aio", "--no-verify"]
-    for more in ([], ["--format", "dense", "--policy", "sequential"], ["--dram", "20MB"], read, draft):
+    dense = ["--format", "dense", "--policy", "sequential", "--reader", "aio", "--no-verify"]
+    for more in ([], dense, ["--dram", "20MB"], draft):
         assert main(run_command(tmp_path / "packed", *more)) == 0
         found = capfd.readouterr()
         assert found.out.strip() == expected
@@ -213,7 +213,7 @@ def test_a_mixture_is_packed_by_expert_and_run_without_a_flag(model, tmp_path, c
         assert main([*command, *more, "--out", str(folder)]) == 0
         assert "experts" in capfd.readouterr().out
         texts = set()
-        for limit in ([], ["--dram", "60MB"], ["--dram", "60MB", "--residency", "lfu"]):
+        for limit in ([], ["--dram", "60MB", "--residency", "lfu"]):
             assert main(run_command(folder, *limit)) == 0
             found = capfd.readouterr()
             assert "% of the experts were there when needed" in found.err
@@ -238,10 +238,7 @@ def test_formats_with_a_product_are_multiplied_packed_unless_told_otherwise():
         ("spqr", None, "cpu", "spqr_packed"),
         ("spqr", "decoded", "cpu", "spqr"),
         ("spqr", None, "cuda", "spqr"),
-        ("endor", None, "cpu", "endor_packed"),
-        ("endor", "decoded", "cpu", "endor"),
         ("zstd", None, "cpu", "zstd"),
-        ("endor", "packed", "cpu", "endor_packed"),
     ):
         assert method_of(form, weights, device) == expected
 
@@ -263,40 +260,24 @@ def test_every_format_that_is_packed_can_be_run(model, tmp_path, capfd):
     texts = set()
     for form in FORMATS:
         capfd.readouterr()
-        command = run_command(tmp_path / "packed", "--format", form, tokens=4)
-        assert main(command) == 0
+        assert main(run_command(tmp_path / "packed", "--format", form, tokens=4)) == 0
         texts.add(capfd.readouterr().out)
-        told = main([*command, "--weights", "packed"])
-        assert told == (0 if FORMATS[form].has_matvec else 2)
     assert len(texts) == 1
+    refused(run_command(tmp_path / "packed", "--format", "zstd", "--weights", "packed"), "zstd", capfd)
 
 
 # what a command says of its arguments before it imports a large package
 EARLY = [
     (["rnu", "OUT"], "unknown command 'rnu'"),
-    (["run", "OUT", "--prompt", "x", "--policy", "sequental"], "did you mean 'sequential'?"),
     (["pack", "MODEL", "--out", "OUT", "--format", "gzip"], "unknown --format 'gzip'"),
-    (["pack", "MODEL", "--out", "OUT", "--format", "endor", "sparse-bitmask"], "a folder of its own"),
-    (["pack", "MODEL", "--out", "OUT", "--method", "guess"], "unknown --method 'guess'"),
-    (["pack", "MODEL", "--out", "OUT", "--dtype", "int4"], "unknown --dtype 'int4'"),
     (["pack", "MODEL", "--out", "OUT", "--sparsity", "1.5"], "sparsity"),
-    (["pack", "MODEL", "--out", "OUT", "--pattern", "4:2"], "4:2"),
-    (["pack", "MODEL", "--out", "OUT", "--windows", "0"], "--windows: 0"),
-    (["pack", "MODEL", "--out", "OUT", "--head", "int4"], "int4"),
     (["pack", "MODEL", "--out", "OUT/below/nothing"], "--out "),
-    (["pack", "MODEL", "--out", "OUT" + 300 * "x"], "--out "),
-    (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--outliers", "2"], "--outliers: 2"),
-    (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--pattern", "2:4"], "leave --pattern out"),
     (["pack", "MODEL", "--out", "OUT", "--outliers", "0.01"], "--outliers 0.01: an option of --method spqr"),
-    (["pack", "MODEL", "--out", "OUT", "--method", "neurons", "--predictors", "x"], "unknown --predictors 'x'"),
-    (["pack", "MODEL", "--out", "OUT", "--method", "experts", "--bits", "3"], "unknown --bits 3"),
     (["pack", "MODEL", "--out", "OUT", "--method", "experts", "--mixed", "0.5"], "--bits 16: give --bits 4"),
     (["run", "OUT", "--prompt", "the", "--context", "512"], "--context 512: --memory"),
     (["run", "MODEL", "--prompt", ""], "--prompt is empty"),
     (["run", "MODEL", "--prompt", "a\udcff"], "--prompt is not UTF-8"),
-    (["run", "MODEL", "--prompt", "x", "--seed", "-1"], "--seed -1"),
     (["run", "OUT", "--prompt", "x"], "no folder"),
-    (["run", "MODEL", "--prompt", "x", "--max-new-tokens", "0"], "from 1"),
     (["run", "MODEL", "--prompt", "x", "--dram", "much"], "--dram much"),
 ]
 LATE = [
@@ -305,12 +286,8 @@ LATE = [
     (["pack", "MODEL", "--out", "OUT", "--method", "experts"], "is no mixture of experts"),
     (["pack", "no/such/model", "--out", "OUT"], "unknown model"),
     (["run", "MODEL", "--prompt", "x"], "not a sparse-bitmask checkpoint"),
-    (["run", ".", "--prompt", "x"], "holds no index.json"),
     (["run", "MODEL", "--prompt", "x", "--device-memory", "all"], "--device-memory all"),
     (["run", "MODEL", "--prompt", "x", "--device", "tpu"], "unknown device 'tpu'"),
-    (["run", "MODEL", "--prompt", "x", "--policy", "eager"], "choose from: pipelined, sequential"),
-    (["run", "MODEL", "--prompt", "x", "--reader", "x"], "choose from: aio, kvikio, threads"),
-    (["run", "MODEL", "--prompt", "x", "--neurons", "x"], "choose from: held, predicted"),
 ]
 
 
@@ -323,8 +300,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(model, tmp_path, capfd):
 
 ODD_SETTINGS = (
     ("config.json", {"sliding_window": 0}, "LlamaForCausalLM: its own code fails"),
-    ("config.json", {"output_attentions": True}, "its configuration cannot be written: StrictDataclass"),
-    ("tokenizer_config.json", {"model_max_length": "x"}, "the model's tokenizer fails: TypeError"),
     ("generation_config.json", {"penalty_alpha": 0.6, "top_k": 4}, "asks for code on the hub (custom_generate)"),
     ("tokenizer.json", {"model": {"type": "WordLevel", "vocab": {"1": 1, "7": 7}, "unk_token": "?"}}, None),
 )
@@ -384,8 +359,9 @@ MOST_BYTES = 115_000_000  # beside torch and weights: 96 MB measured, 37 more wi
 def test_run_imports_no_package_for_nothing(model, tmp_path):
     """A folder and a file, in one process. Each package takes memory that weights could have."""
     assert pack(model, tmp_path / "folder") == 0
-    write_gguf(tmp_path / "file")
+    write(CASES["qwen2"].model(), CASES["qwen2"], tmp_path / "file")
     commands = [run_command(tmp_path / kind, tokens=2) for kind in ("folder", "file")]
+    commands[1][3] = "the he"
     assert [main(command) for command in commands] == [0, 0]  # kernels are compiled and kept
     code = f"""if True:
         import sys

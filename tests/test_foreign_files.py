@@ -9,17 +9,15 @@ import signal
 import warnings
 from argparse import Namespace
 
-import gguf
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 import yaml
+from gguf_files import CASES, write
 from safetensors.torch import save_file
 
 from tests.damaged import damaged_bytes, damaged_json, damaged_safetensors, damaged_text
 from tests.families import write_family
-from tests.models.test_gguf import finish
 from tests.storage.conftest import make_ops
 from toolkit import paths, tensor_files
 from toolkit.commands.text import prompt_of
@@ -117,9 +115,9 @@ def test_a_model_s_config(model):
     sizes = {key: value for key, value in read(file).items() if type(value) is int}
     large = [(key, json.dumps(read(file) | {key: 2**40}).encode()) for key in sizes for _ in range(2)]
     damages = [*damaged_json(read(file), 1), *large]
-    survive(file, damages[::2], lambda: load_model(name))
-    survive(file, damages[1::2], lambda: open_target(name))
-    survive(file, damages[::4], lambda: check_model(name), lambda: read_config(model, [(4, 4)] * 30))
+    survive(file, damages[::3], lambda: load_model(name))
+    survive(file, damages[1::3], lambda: open_target(name))
+    survive(file, damages[2::3], lambda: check_model(name), lambda: read_config(model, [(4, 4)] * 30))
 
 
 def test_a_model_s_settings_of_generate(model):
@@ -171,33 +169,11 @@ def test_a_checkpoint_of_another_tool(tmp_path):
 
 
 def test_a_gguf_file(tmp_path):
-    file = tmp_path / "small.gguf"
-    writer = gguf.GGUFWriter(file, "llama")
-    words = ["<unk>", "<s>", "</s>", "a", "b", "Ġ", "Ġa", "Ġb"]
-    for key, value in {
-        "block_count": 1,
-        "context_length": 64,
-        "embedding_length": 32,
-        "feed_forward_length": 32,
-        "attention.head_count": 2,
-        "attention.head_count_kv": 2,
-        "vocab_size": len(words),
-    }.items():
-        writer.add_uint32(f"llama.{key}", value)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(words)
-    writer.add_token_types([3, 3, 3, 1, 1, 1, 1, 1])
-    writer.add_token_merges(["Ġ a", "Ġ b"])
-    matrices = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]
-    shapes = {f"blk.0.{name}": (32, 32) for name in matrices} | {"token_embd": (8, 32), "output": (8, 32)}
-    shapes |= dict.fromkeys(("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"), (32,))
-    for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
-    finish(writer)
-    head = len(file.read_bytes()) - sum(4 * int(np.prod(shape)) for shape in shapes.values())
+    write(CASES["llama"].model(), CASES["llama"], file := tmp_path / "small.gguf")
+    head = min(tensor.offset for tensor in read_header(file).tensors.values())
     name, damages = str(file), [*damaged_bytes(file.read_bytes(), 9, head, 120)]
-    survive(file, damages, lambda: read_header(file), lambda: check_model(name), lambda: open_target(name))
+    survive(file, damages[::2], lambda: read_header(file), lambda: check_model(name))
+    survive(file, damages[1::2], lambda: open_target(name))
     survive(file, damages[::10], lambda: load_model(name))
 
 

@@ -110,17 +110,12 @@ def test_a_saved_sparse_model_cuts_when_it_is_loaded(saved, tokens, tmp_path):
     with pytest.raises(UserError, match="made for another model"):
         merge(loaded, file)
     config = json.loads((tmp_path / "model" / "config.json").read_text())
-    for entry in ([0.1, 0.2], [0.1, 0.2, -1.0], [0.1, 0.2, "a"], 0.5):
-        (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"activation_thresholds": entry}))
-        with pytest.raises(UserError, match="expected a list of 3 finite numbers"):
-            load_model(str(tmp_path / "model"))
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"activation_thresholds": [0.1, 0.2, "a"]}))
+    with pytest.raises(UserError, match="expected a list of 3 finite numbers"):
+        load_model(str(tmp_path / "model"))
 
 
-RELU = [
-    ("opt", {}),
-    ("llama", {"hidden_act": "relu"}),
-    ("qwen3", {"hidden_act": "relu"}),
-]  # FC1, FC2 with biases; gates
+RELU = [("opt", {}), ("llama", {"hidden_act": "relu"})]  # FC1, FC2 with biases; gates
 
 
 @pytest.mark.parametrize(("family", "options"), RELU)

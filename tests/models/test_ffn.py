@@ -14,7 +14,6 @@ from toolkit.models.ffn import decoder_ffns
 
 CHANGES = {
     "scale": lambda output: 1.1 * output,
-    "clamp": lambda output: output.clamp(-5, 5),
     "tuple": lambda output: (output, None),
     "nan": lambda output: output * torch.nan,
 }
@@ -41,7 +40,7 @@ def test_the_linears_compute_what_the_module_does(tmp_path, family):
             torch.testing.assert_close(by_hand(ffn, x), ffn.module(x[None], *more)[0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["BitNet", "Apertus", "Mamba", "Mixtral", "Gemma3n, sparse"])
+@pytest.mark.parametrize("family", ["BitNet", "Mamba", "Mixtral"])
 def test_blocks_without_such_an_ffn_are_refused(tmp_path, family):
     with refused(r"block 0 .*has (no FFN|4 experts)"):
         decoder_ffns(load_family(family, tmp_path, torch.float32))

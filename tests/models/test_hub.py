@@ -16,7 +16,7 @@ class Session:
             raise self.error
 
 
-@pytest.mark.parametrize(("error", "expected"), [(None, True), (OSError("refused"), False), (TimeoutError(), False)])
+@pytest.mark.parametrize(("error", "expected"), [(None, True), (OSError("refused"), False)])
 def test_the_hub_is_asked_once_for_a_short_time(monkeypatch, error, expected):
     session = Session(error)
     monkeypatch.setattr(huggingface_hub.utils, "get_session", lambda: session)

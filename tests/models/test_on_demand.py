@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf_files import CASES, write
 from torch import nn
 
 from tests.families import FAMILIES, WORDS, load_family
@@ -17,7 +18,7 @@ from toolkit.quality import perplexity
 IDS = (torch.arange(40) * 7 % WORDS).view(2, 20)
 # tied, transposed matrices, heads with biases, several streams, experts, tensors in a form of their own
 VARIED = [
-    "Llama, tied", "GPT-2", "Phi", "OPT, as 350m", "Gemma3n", "Mixtral", "GptOss", "DeepSeek-V3", "JetMoE", "Mamba",
+    "Llama, tied", "GPT-2", "Phi", "OPT, as 350m", "Gemma3n", "GptOss", "JetMoE", "Mamba",
 ]  # fmt: skip
 
 
@@ -76,9 +77,11 @@ def test_passes_in_step_give_the_same_perplexity(tmp_path):
     assert found.window_nll == pytest.approx(perplexity(whole, tokens, 32).window_nll)
 
 
-def test_a_gguf_file_gives_the_same_logits():
-    whole, tokenizer = load_model("smollm2-135m", torch.bfloat16)
-    model, other = open_model("smollm2-135m", torch.bfloat16)
+def test_a_gguf_file_gives_the_same_logits(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path / "cache"))
+    write(CASES["llama"].model(), CASES["llama"], file := tmp_path / "model.gguf", "Q8_0")
+    whole, tokenizer = load_model(str(file), torch.bfloat16)
+    model, other = open_model(str(file), torch.bfloat16)
     assert is_on_demand(model)
     assert torch.equal(model(IDS[:1]).logits, whole(IDS[:1]).logits)
     assert model.config.to_json_string() == whole.config.to_json_string()
@@ -94,12 +97,11 @@ def test_a_model_larger_than_free_memory_is_loaded_on_demand(tmp_path, monkeypat
 
 
 def test_what_load_model_refuses_is_refused(tmp_path):
-    for family in ("BERT", "BART"):
-        with pytest.raises(UserError) as whole:
-            load_family(family, tmp_path / family, torch.float32)
-        with pytest.raises(UserError) as opened:
-            open_model(str(tmp_path / family), torch.float32)
-        assert str(opened.value) == str(whole.value)
+    with pytest.raises(UserError) as whole:
+        load_family("BERT", tmp_path / "BERT", torch.float32)
+    with pytest.raises(UserError) as opened:
+        open_model(str(tmp_path / "BERT"), torch.float32)
+    assert str(opened.value) == str(whole.value)
     load_family("Qwen2", tmp_path / "Qwen2", torch.float32)
     drop_a_tensor(tmp_path / "Qwen2")
     with pytest.raises(UserError, match=r"its files lack model\.layers\.1\.mlp\.up_proj\.weight; compare"):

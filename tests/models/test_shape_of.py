@@ -25,8 +25,8 @@ def outline(family, **settings):
 
 REFUSED = {  # families without one shape for all blocks
     "DeepSeek-V4": "does not choose experts by its input alone",
-    "Gemma3n, sparse": "another FFN",
     "Llama 4": "another FFN",
+    "Gemma3n, sparse": "another FFN",
 }
 
 

@@ -21,10 +21,9 @@ def model(monkeypatch):
     magnitudes.cache_clear()
 
 
-@pytest.mark.parametrize("share", [0.3, 0.7])
-def test_the_smallest_inputs_of_every_linear_are_skipped(model, share):
+def test_the_smallest_inputs_of_every_linear_are_skipped(model):
     network, tokens = model
-    seen = []
+    share, seen = 0.7, []
     with InputZeros(share).change(EvaluationSettings("toy")) as facts, torch.no_grad():
         for linear in linears(network):
             linear.register_forward_hook(lambda module, args, output: seen.append((module, args[0], output)))
@@ -38,7 +37,7 @@ def test_the_smallest_inputs_of_every_linear_are_skipped(model, share):
     assert not any(module._forward_pre_hooks for module, _, _ in seen)
 
 
-@pytest.mark.parametrize("shape", [(12, 8), (8, 12), (8, 8)])
+@pytest.mark.parametrize("shape", [(12, 8), (8, 12)])
 def test_factors_are_the_nearest_of_their_rank(shape):
     """Against NumPy's singular values: what is lost is the length of those that are left out."""
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(1))

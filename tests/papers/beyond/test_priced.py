@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from tests.models.test_twins import TOYS
-from toolkit.errors import UserError
 from toolkit.interchange.gguf import write_gguf
 from toolkit.models import shapes
 from toolkit.models.twins import twin_model
@@ -54,5 +53,3 @@ def test_a_price_is_the_ratio_with_the_paired_error(monkeypatch, tmp_path):
 def test_a_file_of_the_type_that_is_asked_for_stays_as_it_is(files):
     own = str(files[0] / "Q8_0.gguf")
     assert str(in_types(own, "Q8_0", Calibration())) == own
-    with pytest.raises(UserError, match="name a model that has one"):
-        in_types("no/gguf", "Q8_0", Calibration())

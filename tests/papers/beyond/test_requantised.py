@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.models.test_gguf import finish
+from tests.models.test_gguf_header import finish
 from tests.models.test_twins import TOYS
 from tests.studies.test_mixtures import quantize_chunk
 from toolkit.errors import UserError

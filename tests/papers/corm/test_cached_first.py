@@ -1,7 +1,6 @@
 """A router that prefers experts in memory: one token by hand, and a model that stays as it was without a bonus."""
 
 import numpy as np
-import pytest
 import torch
 
 from tests.models.test_experts import FAMILIES
@@ -22,9 +21,8 @@ def test_a_choice_by_hand():
         assert choice.hits == (0.5 if 3 in expected else 0)
 
 
-@pytest.mark.parametrize("family", ["Mixtral"])
-def test_without_a_bonus_a_model_stays_as_it_is(family, monkeypatch):
-    model = plain(small(family, **FAMILIES[family][0]).eval().requires_grad_(False))
+def test_without_a_bonus_a_model_stays_as_it_is(monkeypatch):
+    model = plain(small("Mixtral", **FAMILIES["Mixtral"][0]).eval().requires_grad_(False))
     monkeypatch.setattr(cached_first, "loaded", lambda name: (model, None, ""))
     ids = torch.arange(1, 13)[None]
     with torch.no_grad():

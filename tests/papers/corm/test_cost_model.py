@@ -115,17 +115,6 @@ def test_slots_that_fit_the_papers_gpu():
     assert slots_that_fit(MIXTRAL, MACHINE, RIVALS["offloading"]) == 1
 
 
-def test_a_cached_experts_neurons_are_the_union_of_its_uses():
-    """Simulated: an expert that stays with probability h, neurons active independently."""
-    inputs = LoadingInputs(hit_rate=0.6, active=0.3)
-    uses = range(1, 200)
-    missing = sum(0.4 * 0.6 ** (count - 1) * 0.7**count for count in uses)
-    assert inputs.neuron_hits(TINY) == pytest.approx(1 - missing)
-    assert LoadingInputs(hit_rate=0.0, active=0.3).neuron_hits(TINY) == pytest.approx(0.3)
-    assert LoadingInputs(hit_rate=1.0).neuron_hits(TINY) == 1
-    assert LoadingInputs(hit_rate=0.5, reused=1.0).neuron_hits(TINY) == 1
-
-
 def test_hits_are_those_of_a_replayed_cache():
     """Experts and neurons drawn alike and independently, through the cache that the runtime has."""
     rng, inputs = np.random.default_rng(0), LoadingInputs(slots=3, active=0.3)

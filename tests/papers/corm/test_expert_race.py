@@ -19,16 +19,18 @@ from toolkit.storage.packing import pack_model
 LAYERS = 4
 
 
-@pytest.fixture
-def race(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def race(tmp_path_factory):
     """A tiny random mixture; `model` names the race, so that nothing else is kept under its name."""
+    folder = tmp_path_factory.mktemp("race")
     torch.manual_seed(0)
     changes = {"num_hidden_layers": LAYERS, "hidden_size": 64, "intermediate_size": 2048, "sliding_window": None}
-    pack_model(mixtures("Mixtral", **changes), tmp_path / "store", WholeExperts())
-    monkeypatch.setattr(expert_race, "_folder", lambda race: tmp_path / "store")
+    pack_model(mixtures("Mixtral", **changes), folder / "store", WholeExperts())
     tokens = list(torch.randint(61, (30, 1, 1), generator=torch.Generator().manual_seed(1)))
-    monkeypatch.setattr(expert_race, "_tokens", lambda race: tokens)
-    return ExpertRace(str(tmp_path), share=0.5, tokens=24, skipped=6, repetitions=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(expert_race, "_folder", lambda race: folder / "store")
+        patch.setattr(expert_race, "_tokens", lambda race: tokens)
+        yield ExpertRace(str(folder), share=0.5, tokens=24, skipped=6, repetitions=1)
 
 
 @pytest.mark.parametrize("way", RACED)
@@ -85,6 +87,5 @@ def test_a_twin_has_its_experts_on_disk_alone_and_is_routed_as_recorded(tmp_path
             assert engine.model(torch.tensor([[7]])).logits.isfinite().all()
             for ffn in engine.strategy.ffns:
                 assert ffn.slots.cache.residency.held.nonzero()[0].tolist() == held
-    for name, layers, match in (("opt-13b", 2, "unknown mixture of experts 'opt-13b'"), ("small", 0, "layers=0")):
-        with pytest.raises(UserError, match=match):
-            twin_mixture(name, layers)
+    with pytest.raises(UserError, match="unknown mixture of experts 'opt-13b'"):
+        twin_mixture("opt-13b", 2)

@@ -4,17 +4,14 @@ from itertools import product
 import pandas as pd
 import pytest
 
-from tests.notebook_code import functions_of
 from toolkit import paths
 from toolkit.machines.machine import Links, Memory, Profile, Storage
 from toolkit.measure import turns
 from toolkit.models import shapes
 from toolkit.models.workload import Workload
-from toolkit.offload.ways import Way
-from toolkit.papers.endor import latency, operations, rates
+from toolkit.papers.endor import latency, rates
 from toolkit.papers.endor.cost_model import with_rates
 
-LAYER_SPANS = functions_of("endor/fig03").layer_spans
 TOY = {"fc1": (96, 64), "fc2": (64, 96)}
 MACHINE = Profile("this-machine", "toy", None, Storage("disk", 1e12, 2.0), Memory("cpu", 1e10, 20.0), None, Links(3.0))
 
@@ -27,14 +24,6 @@ def toy(tmp_path, monkeypatch):
     monkeypatch.setattr(rates, "RATES_PARTS", (1, 4))
     monkeypatch.setattr(rates, "probe", lambda: MACHINE)
     monkeypatch.setattr(turns, "describe", lambda: {"cpu": "toy"})
-
-
-@pytest.fixture
-def measurements(monkeypatch):
-    """How often something was measured."""
-    count, really = [], operations.layer_passes
-    monkeypatch.setattr(operations, "layer_passes", lambda *arguments: count.append(arguments) or really(*arguments))
-    return count
 
 
 def test_operations_are_measured_and_modelled_alike(tmp_path):
@@ -54,34 +43,6 @@ def test_operations_are_measured_and_modelled_alike(tmp_path):
     key = [measured.set_index(labels)["seconds"], modelled.set_index(labels)]
     expected = key[1]["seconds"] / key[0].reindex(key[1].index)
     assert key[1]["modelled_over_measured"].to_numpy() == pytest.approx(expected.to_numpy())
-
-
-def test_a_layer_in_both_tiers_and_read_ahead():
-    table = latency.layer_measurements(Workload("toy"), repetitions=1, policies=["sequential", "pipelined"])
-    measured = table[(table["evidence"] == "measured") & (table["stage"] == "total")]
-    found = set(measured[["placement", "policy", "method"]].itertuples(index=False, name=None))
-    methods = ("dense", "endor", "endor_packed")
-    kinds = [("storage", "sequential"), ("storage", "pipelined"), ("dram", "sequential")]
-    assert found == {(*kind, method) for kind in kinds for method in methods}
-    found_spans = LAYER_SPANS(Workload("toy"), (Way("endor", device="cpu"), "storage"), 1)
-    assert found_spans["op"].unique().tolist() == ["fc1", "fc2"]
-    assert found_spans["stage"].tolist() == ["read", "decode", "compute"] * 2
-    whole = measured.set_index(["placement", "policy", "method"])["seconds"]["storage", "sequential", "endor"]
-    assert found_spans["end_s"].max() - found_spans["start_s"].min() == pytest.approx(whole)
-
-
-def test_what_was_measured_is_kept_until_fresh_is_asked_for(measurements):
-    first = latency.operation_measurements(Workload("toy"), ["fc1"], repetitions=1)
-    assert len(measurements) == 2  # the operation, and the rates
-    pd.testing.assert_frame_equal(
-        latency.operation_measurements(Workload("toy"), ["fc1"], ["dense"], repetitions=1),
-        (first[first["method"] == "dense"].reset_index(drop=True)),
-    )
-    assert len(measurements) == 2
-    fresh = latency.operation_measurements(Workload("toy"), ["fc1"], repetitions=1, fresh=True)
-    assert len(measurements) == 4
-    assert not fresh["seconds"].equals(first["seconds"])
-    pd.testing.assert_frame_equal(latency.operation_measurements(Workload("toy"), ["fc1"], repetitions=1), fresh)
 
 
 def spans_that_take(takes):

@@ -96,7 +96,7 @@ def test_the_products_operand_is_the_pruned_weight_and_nothing_is_left(tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("method", ON_CPU)
+@pytest.mark.parametrize("method", ["dense", "endor_packed"])
 def test_a_wrong_product_is_refused_in_any_turn(store, monkeypatch, method):
     """The third product of a turn is wrong in the second repetition."""
     kind = Endor if method == "endor_packed" else Dense

@@ -66,12 +66,6 @@ def test_every_way_reads_what_the_trace_needs(model, parts):
                 assert total.loc[(way, repetition, token), "nbytes"] == missing * parts * ROW
 
 
-def test_a_measurement_is_kept_and_made_anew_for_another_way():
-    first = replay_spans(small(ways=["bundling"], repetitions=1))
-    assert first.equals(replay_spans(small(ways=["bundling"], repetitions=1)))
-    assert not first.equals(replay_spans(small(ways=["bundling"], repetitions=1), fresh=True))
-
-
 def test_layers_of_a_twin_differ_and_layouts_hold_the_same():
     store = twin_bundles("toy-llama", 2)
     store.verify()

@@ -155,14 +155,6 @@ def test_a_divided_ffn_gives_the_undivided_sum_and_counts_active_bytes(places):
     assert ((seconds > 0) == (kib > 0)).all()
 
 
-def test_the_offline_problem_has_two_blocks_a_layer_and_all_neurons():
-    blocks, room = functions_of("hermes/fig13").offline_problem("llama2-7b")
-    assert [len(block.frequency) for block in blocks] in ([4096, 11008] * 32, [4096] * 32 + [11008] * 32)
-    assert {int(size) for block in blocks for size in block.neuron_bytes} == {2 * 3 * 4096}
-    assert all(0 <= block.frequency.min() <= block.frequency.max() <= 1 for block in blocks)
-    assert room.dimms == profile("hermes-rtx4090").near_data.dimms
-
-
 LLAMA, OPT = "llama2-70b", "opt-13b"
 fig14 = functions_of("hermes/fig14")
 visit_gb_s = fig14.visit_gb_s
@@ -242,8 +234,3 @@ def test_a_visit_of_one_burst_is_limited_by_banks_by_hand():
     """Eight banks, each opened once in 76 cycles of 0.625 ns: 8 · 64 bytes in 47.5 ns."""
     assert visit_gb_s(64, refreshes=False) == pytest.approx(8 * 64 / 47.5)
     assert visit_gb_s(1, refreshes=False) == pytest.approx(8 / 47.5)  # a burst brings one useful byte
-
-
-def test_ranks_with_their_own_data_add_up():
-    assert visit_gb_s(8192, ranks=4) == pytest.approx(4 * visit_gb_s(8192))
-    assert visit_gb_s(8192, refreshes=False) == fig14.PEAK_GB_S == pytest.approx(25.6)

@@ -40,10 +40,9 @@ def test_every_active_neuron_is_computed_once(system):
 
 
 @pytest.mark.parametrize("system", ALL)
-@pytest.mark.parametrize("token", [0, 5])
-def test_the_scheduler_ends_when_the_stages_end(system, token):
+def test_the_scheduler_ends_when_the_stages_end(system):
     """The vectorised sum of stages against steps on resources, one token."""
-    machine, system = machine_of(system), ALL[system]
+    machine, system, token = machine_of(system), ALL[system], 5
     made = token_stages(machine, SERVING, system)
     layers = max(len(stage.seconds) for stage in made)
     expected = 0.0
@@ -80,15 +79,10 @@ def test_swaps_keep_the_number_of_hot_neurons_and_fit_the_projections_shadow():
     assert gpu_room(MACHINE, SERVING).gpu_bytes > 0
 
 
-@pytest.mark.parametrize(
-    ("machine", "serving", "system", "message"),
-    [
-        (MACHINE, Serving("opt-30b", reserved_bytes=23e9), SYSTEMS["hermes"], "expected a larger GPU"),
-        (MACHINE.with_values({"near_data.dimms": 1}), SERVING, SYSTEMS["hermes"], "expected 2 or more"),
-        (profile("hermes-5a100"), SERVING, SYSTEMS["hermes"], "no near-data DIMMs"),
-        (MACHINE, SERVING, SYSTEMS["tensorrt"], "expected more GPUs"),
-    ],
-)
-def test_machines_that_are_too_small_are_refused(machine, serving, system, message):
-    with pytest.raises(UserError, match=message):
-        generate(machine, serving, system)
+def test_machines_that_are_too_small_are_refused():
+    for machine, system, message in (
+        (profile("hermes-5a100"), "hermes", "no near-data DIMMs"),
+        (MACHINE, "tensorrt", "expected more GPUs"),
+    ):
+        with pytest.raises(UserError, match=message):
+            generate(machine, SERVING, SYSTEMS[system])

@@ -4,8 +4,8 @@ import pytest
 from toolkit.papers.hermes.tally import pick, tally
 
 
-@pytest.mark.parametrize("units", [0, 1, 3, 4, 5, 1001])
-@pytest.mark.parametrize(("places", "level"), [(2, np.uint8), (127, np.int64), (5, np.uint16)])
+@pytest.mark.parametrize("units", [0, 1, 5, 1001])
+@pytest.mark.parametrize(("places", "level"), [(2, np.uint8), (127, np.int64)])
 def test_as_a_loop_counts(units, places, level):
     generator = np.random.default_rng(units)
     place = generator.integers(0, places, units).astype(np.int8)
@@ -23,7 +23,3 @@ def test_as_a_loop_counts(units, places, level):
             wanted.append(unit)
     assert pick(place, levels, quota).tolist() == wanted
     assert (quota == (counts + 1) // 2).all()
-
-
-def test_truth_values_are_places():
-    assert tally(np.array([True, False, True]), np.array([1, 0, 0]), 2, 2).tolist() == [[1, 0], [1, 1]]

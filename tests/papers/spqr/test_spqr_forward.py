@@ -57,10 +57,3 @@ def test_every_way_runs_in_every_place_and_is_kept():
     assert 4 < bits["spqr"] <= bits["spqr_ptcsr"] < 10
     again = twin_measurements(TWIN, list(TWINS), places=PLACES, tokens=4, repetitions=2)
     assert again["seconds"].tolist() == table["seconds"].tolist()
-
-
-def test_other_logits_from_the_disk_are_refused(monkeypatch):
-    really = PackedModel.token
-    monkeypatch.setattr(PackedModel, "token", lambda self, number: really(self, number) + (self.nbytes > 0))
-    with pytest.raises(UserError, match="spqr_packed, pipelined, gives another output than the same weights"):
-        twin_measurements(TWIN, ["spqr"], places=PLACES, tokens=4, repetitions=1)

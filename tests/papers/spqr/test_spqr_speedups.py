@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
 from tests.notebook_code import functions_of
-from toolkit.evidence.comparison import compare
 from toolkit.machines.hardware import profile
 from toolkit.machines.machine import Memory, Profile, Software
 from toolkit.models.shapes import twin_shapes
@@ -18,12 +16,10 @@ from toolkit.papers.spqr.speedups import (
     MEAN,
     PTCSR,
     QUICKER,
-    draw_bars,
     mean_row,
     measured_speedups,
     modelled_speedups,
     product_s,
-    stored_bits,
     without_kernels,
 )
 
@@ -113,15 +109,3 @@ def test_the_cycles_of_a_word_are_what_the_published_gain_implies():
     for csr_bits in (4.2, 4.4):
         bits = {(op, name): each for op in twin_shapes("llama2-7b") for name, each in ((DENSE, 16), (CSR, csr_bits))}
         assert mean_row(modelled_speedups(bits, "llama2-7b", gpus), CSR)["speedup"] == pytest.approx(1.59, abs=0.01)
-
-
-def test_claims_find_their_rows_and_figures_are_drawn(measured):
-    modelled = modelled_speedups(stored_bits(measured), "llama2-7b", {"spqr-a100": profile("spqr-a100")})
-    comparison = compare(pd.concat([modelled, measured]), "spqr/fig4_1")
-    ours = comparison[comparison["profile"] == "spqr-a100"].set_index("claim")["ours"]
-    assert ours["fig4_1-csr"] == pytest.approx(1.6, abs=0.05)
-    assert ours.notna().all()
-    figure, axes = plt.subplots()
-    draw_bars(axes, measured, "speedup", [CSR, PTCSR])
-    assert axes.patches
-    plt.close(figure)
