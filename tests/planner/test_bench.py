@@ -116,16 +116,11 @@ def test_the_command_prints_rows_and_writes_table_and_plot(smol, tmp_path, capfd
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["smollm2-135m"], "--memory"),
-        (["smollm2-135m", "--memory", "much"], "--memory much"),
         (["smollm2-135m", "--memory", "1GB,0"], "--memory 0"),
-        (["smollm2-135m", "--memory", "1GB", "--turns", "0"], "--turns: 0"),
         (["smollm2-135m", "--memory", "1GB", "--plot", "speed.txt"], "--plot speed.txt"),
         (["smollm2-135m", "--memory", "1GB", "--prompt", ""], "--prompt is empty"),
         (["smollm2-135m", "--memory", "1GB", "--ways", "as-is,gzip"], "unknown way 'gzip'"),
         (["llama2-7b", "--memory", "9GB"], "no weights of it are at hand"),
-        (["smollm2-135m", "--memory", "1GB", "--kv-type", "q4_0"], "--kv-type"),
-        (["no/such/model", "--memory", "9GB"], "unknown model"),
     ],
 )
 def test_bad_input_is_one_line(smol, capfd, arguments, words):

@@ -1,7 +1,6 @@
 """Plans within a limit of the whole process."""
 
 import re
-from dataclasses import replace
 
 import pytest
 from gguf_files import CASES, write
@@ -58,16 +57,6 @@ def test_too_little_for_the_process_is_one_line(beside):
     assert plan(LLAMA, memory_bytes=least * MB).choices
     with pytest.raises(UserError, match="give one of them"):
         plan(LLAMA, 6 * GB, memory_bytes=6 * GB)
-
-
-def test_a_file_runs_where_no_packed_folder_does(beside, monkeypatch):
-    """Its process takes half as much beside weights."""
-    target = open_target("smollm2-135m")
-    monkeypatch.setattr(memory.Beside, "of", lambda target, prompt_tokens, kv_type: replace(BESIDE, file=200 * MB))
-    found = plan(target, memory_bytes=350 * MB)
-    assert found.table.loc[found.table["runs_here"], "way"].tolist() == ["as it is, Q4_1"]
-    with pytest.raises(UserError, match="The smallest way, as it is, Q4_1, takes 2"):
-        plan(target, memory_bytes=150 * MB)
 
 
 def test_the_command_takes_one_limit(beside, capfd):

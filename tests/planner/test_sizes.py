@@ -20,7 +20,9 @@ from toolkit.storage.store import Store
 
 SIZES = {"hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 512}
 EXPERT_SIZES = {"intermediate_size": 512, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
-RUN = [way for way in (*ways(False, ZEROS), *ways(True)) if way.runs_here and (way.kind, way.head) != (STREAMED, WHOLE)]
+RUN = [
+    way for way in (*ways(False, ZEROS[:1]), *ways(True)) if way.runs_here and (way.kind, way.head) != (STREAMED, WHOLE)
+]
 OURS = {way.name: way for way in (*TIMED, *RUN)}
 CLOSE = 0.06  # of the bytes that are needed: blocks of small tensors, and the random number of outliers of SpQR
 TOKENS = torch.arange(256) * 7 % SIZES["vocab_size"]
@@ -37,8 +39,9 @@ def models():
 
 
 def folders(tmp_path, models, way: PlannedWay):
-    """The models that a way is for, packed, with their shapes."""
-    for name in ("mixture",) if way.kind == EXPERTS else ("llama", "opt"):
+    """The models that a way is for, packed, with their shapes: one of each FFN where no format makes a difference."""
+    dense = ("llama", "opt") if way.stored.format == "dense" else ("llama",)
+    for name in ("mixture",) if way.kind == EXPERTS else dense:
         stand_ins.pack(models[name], way, tmp_path / name, TOKENS)
         yield shape_of(models[name]), tmp_path / name
 
@@ -64,7 +67,7 @@ def test_what_a_plan_lets_through_is_not_refused_and_what_it_leaves_out_would_be
             assert sizes.layer_bytes(shape, way) == pytest.approx(stored.nbytes, rel=0.02)
 
 
-@pytest.mark.parametrize("family", ["GPT-2", "Phi-3", "DeepSeek-V3, dense", "JetMoE", "Gemma3n", "Mamba", "MPT"])
+@pytest.mark.parametrize("family", ["GPT-2", "Phi-3", "JetMoE", "Mamba"])
 def test_the_memory_of_other_families_is_known_beforehand(family, tmp_path):
     model = load_family(family, tmp_path / "model", torch.bfloat16)
     shape = open_target(str(tmp_path / "model")).shape

@@ -22,14 +22,6 @@ def test_the_embedded_mixture_by_hand():
     assert upcycled.experts_per_token == 2
 
 
-def test_a_sparse_model_has_thresholds_and_the_dense_sizes():
-    sparse, dense = open_target("smollm2-135m-sparse90"), open_target("smollm2-135m")
-    assert sparse.shape == dense.shape
-    assert sparse.own_thresholds
-    assert sparse.zeros == pytest.approx(0.9, abs=0.01)
-    assert dense.zeros is None
-
-
 def test_a_folder(folder):
     target = open_target(str(folder))
     assert (target.loadable, target.dtype_bytes) == (True, 2)

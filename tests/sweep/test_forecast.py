@@ -1,14 +1,11 @@
 """How long a sweep takes, by durations made up."""
 
 import json
-import subprocess
-import sys
 import time
 
 import pytest
 
 from toolkit import paths
-from toolkit.sweep import driver, state
 from toolkit.sweep.forecast import START_S, STEADY_S, Forecast, forecast
 from toolkit.sweep.jobs import Job
 from toolkit.sweep.state import State
@@ -64,31 +61,3 @@ def test_what_is_over_tells_the_pace_of_the_rest():
     assert expected.left_s(begun) == pytest.approx(pace * 30)
     begun["toy/b"] = State("toy/b", "failed", 0.0, 5.0)
     assert expected.left_s(begun) == pytest.approx(pace * 30)
-
-
-def test_a_sweep_says_each_minute_what_runs(root, monkeypatch, capsys):
-    """With a minute of no time: from the start on, while nothing runs and while a notebook does."""
-    monkeypatch.setattr(driver, "QUIET_S", 0)
-    engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1.2)"])
-    jobs = [job("toy/a")]
-    running = [None, State("toy/a", "running", time.time() + 1)]
-    monkeypatch.setattr(state, "load", lambda id: running.pop(0) if running[1:] else running[0])
-    driver._watch(engine, jobs, None, Forecast(jobs, 1, {"toy/a": 60.0}))
-    first, second, third, *others = capsys.readouterr().out.splitlines()
-    assert "starting Snakemake" in first
-    assert "no notebook has begun yet  (0 running" in second
-    assert "toy/a running, about 60 s" in third
-    assert all("still running: toy/a for " in line and "left)" in line for line in others)
-    assert others
-
-
-def test_what_a_notebook_found_is_printed_whole(root, capsys):
-    words = " ".join(f"word{number}" for number in range(60))
-    (root / "results" / "toy" / "a").mkdir(parents=True)
-    (root / "results" / "toy" / "a" / "meta.json").write_text(json.dumps({"id": "toy/a", "seen": words}))
-    report = driver._GrowingReport([job("toy/a")], lambda jobs, running: root)
-    report.next_s = float("inf")
-    report.add("toy/a")
-    lines = capsys.readouterr().out.splitlines()
-    assert " ".join(line.strip() for line in lines) == words
-    assert max(map(len, lines)) <= driver.WIDTH

@@ -27,10 +27,8 @@ def test_values_are_json_or_text_between_commas():
         assert read_grid([f"name={text}"]) == ParameterGrid({"name": values})
     assert read_grid([]) is None
     for items, names in (
-        (["name"], "NAME=VALUE,VALUE"),
         (["name=0.3,"], "a value is missing"),
         (["name=0.5,0.50"], "0.5 comes twice"),
-        (["name=a", "name=b"], "name comes twice"),
     ):
         with pytest.raises(UserError, match=names):
             read_grid(items)

@@ -1,14 +1,10 @@
 """JupyterLab works on copies: what is tried out there reaches neither the repository nor the sweep's results."""
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from tests.sweep.conftest import make_checkout
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.evidence.copies import copy_notebooks
@@ -16,7 +12,6 @@ from toolkit.files import make_folder, write_json
 from toolkit.sweep import lab
 from toolkit.sweep.jobs import STAMP
 
-GITIGNORE = paths.root() / ".gitignore"
 PYTHON = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 
@@ -72,31 +67,6 @@ def test_each_figure_of_a_file_has_a_copy_with_its_own_cells_and_values(tmp_path
         assert ("measured_model = 'opt-66b/2'" in set_here) == (name == "fig12")
         assert "ops = [" in set_here
     assert "figure = 'fig12'" in copies["fig12"][2].source
-
-
-def test_a_run_in_the_lab_changes_neither_git_nor_the_sweeps_results(tmp_path, monkeypatch):
-    """The copy runs as the Lab runs it, with another parameter."""
-    toy = make_checkout(tmp_path)
-    monkeypatch.setattr(paths, "root", lambda: toy.root)
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(toy.root)]
-    shutil.copyfile(GITIGNORE, toy.root / ".gitignore")
-    kept = toy.results / "toy" / "a" / "table.csv"
-    kept.parent.mkdir(parents=True)
-    kept.write_text("of the sweep")
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
-        subprocess.run([*git, *command], check=True)
-    copy_notebooks(paths.lab_dir())
-    copy = toy.results / "lab" / "toy" / "a.ipynb"
-    edit(copy, "value = 1", "value = 5")
-    run = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", "--inplace", str(copy)]
-    subprocess.run(run, env=toy.environment, check=True, capture_output=True)
-    table = toy.results / "lab" / "toy" / "a" / "table.csv"
-    assert "5" in table.read_text()
-    assert str(table.parent) in copy.read_text()
-    assert kept.read_text() == "of the sweep"
-    assert toy.executed() == ["toy/a"]
-    status = subprocess.run([*git, "status", "--porcelain"], check=True, capture_output=True, text=True)
-    assert status.stdout == ""
 
 
 def test_the_lab_opens_the_copies_and_takes_further_options(checkout, monkeypatch):

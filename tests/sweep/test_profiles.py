@@ -36,7 +36,7 @@ def test_ours_are_found_by_name_and_have_rules_that_the_snakefile_has(tmp_path, 
     assert all(f"rule {rule}" in snakefile or f" as {rule} with" in snakefile for rule in config["set-resources"])
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "slurm", "executor: [slurm]", "executor: ..", "executor: ''", "a: [", "\0"])
+@pytest.mark.parametrize("text", ["[1, 2]", "executor: ..", "a: ["])
 def test_a_profile_of_anything_else_is_one_line(profile, tmp_path, text):
     mine = profile("slurm")
     (mine / "config.yaml").write_text(text)
