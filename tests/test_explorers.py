@@ -23,7 +23,6 @@ from toolkit.models.plain import plain
 from toolkit.residency.policies import RESIDENCIES, Lru
 
 FOLDER = paths.root() / "notebooks" / "explore"
-FILES = sorted(FOLDER.glob("*.ipynb"))
 SIZES = {"hidden_size": 192, "intermediate_size": 256, "num_attention_heads": 3, "num_key_value_heads": 3}
 WORDS = 50
 
@@ -115,17 +114,6 @@ def test_layers_that_do_not_fit_are_read_from_the_disk(timeline, in_memory):
     assert "Two of its layers, weight by weight (modelled)" in labels(timeline.figure)
 
 
-def test_this_machine_is_a_machine_among_the_others_and_needs_no_gpu(timeline, in_memory):
-    sentence, controls = moved(timeline, model="opt-1.3b", machine="this-machine"), timeline.controls
-    assert controls["device"].value == "cpu"
-    assert controls["device_gb"].disabled
-    assert not controls["dram_gb"].disabled
-    assert controls["dram_gb_s"].value == profile("endor-rtx4080").dram.bandwidth_gb_s
-    assert "*Machine:* a CPU (no number of its own: " in sentence
-    assert "**Not possible:** this-machine has no GPU" in moved(timeline, device="gpu")
-    moved(timeline, machine="h200")
-
-
 def test_experts_and_neurons_read_what_a_token_needs_and_lacks(timeline, in_memory):
     shape = ARCHITECTURES["mixtral-8x7b"]
     expert_bytes = 2 * sum(rows * columns for rows, columns in shape.ffn_matrices.values())
@@ -134,14 +122,6 @@ def test_experts_and_neurons_read_what_a_token_needs_and_lacks(timeline, in_memo
     sentence = moved(timeline, model="opt-6.7b", method="neurons", device_gb=8.0, dram_gb=1.0, sparsity=0.9, found=0.75)
     ffn_bytes = 2 * ARCHITECTURES["opt-6.7b"].parameters["ffn"]
     assert f"{0.1 * 0.25 * ffn_bytes / 1e9:.2f} GB read from disk" in sentence
-
-
-def test_what_cannot_be_is_said_in_a_line(timeline, in_memory):
-    assert "**Not possible:** endor at 4 bits" in moved(timeline, bits=4, method="endor")
-    assert "**Not possible:** path 'direct'" in moved(timeline, bits=16, method="dense", path="direct", device="cpu")
-    moved(timeline, path="host", device="gpu")
-    sentence = moved(timeline, model="persimmon-8b", method="neurons", device_gb=2)
-    assert sentence == "**Not possible:** embedding and head do not fit into GPU memory: give it 2.3 GB more"
 
 
 def test_every_machine_model_and_method_gives_a_number_or_a_reason(timeline, in_memory):
@@ -211,24 +191,6 @@ def test_neurons_and_experts_of_a_sentence(tiny, monkeypatch):
     first_used = torch.cummax(active.int(), 0).values.diff(dim=0).sum(1).float().mean()
     for policy in ("lru", "belady", "of ones own"):
         assert f"{policy} {first_used:,.1f}" in everything  # with room for all, a neuron is loaded once
-
-
-def test_another_sentence_and_the_other_model(tiny):
-    explorer = run("neurons_and_experts")
-    view = explorer.view
-    explorer.text.value, explorer.more.value = "Other `words`\nhere", 0
-    assert "Other" not in view.sentence
-    explorer.button.click()
-    assert f"`{''.join(chr(97 + ord(letter) % WORDS % 26) for letter in explorer.text.value)}`" in view.sentence
-    explorer.kind.value = "experts"
-    assert view.controls["predictor"].options == ("next_layer", "all", "copy_last", "nothing", "token_state")
-    assert "a token uses 2 of 4 experts in this layer (50.0%)" in view.sentence
-    assert "needed 2.0" in view.sentence
-    assert not explorer.button.disabled
-    for short in ("", "a"):
-        explorer.text.value = short
-        explorer.button.click()
-        assert view.sentence.startswith("**Not possible:** the sentence is too short")
 
 
 def test_bits_of_a_matrix(tiny):

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from tests import naive_formats, naive_pruning
+from tests.families import write_tokenizer
 from tests.models.test_twins import TOYS
 from tests.studies.test_variants import linears, pruned, tiny
 from toolkit import paths
@@ -24,7 +25,7 @@ from toolkit.formats import FORMATS, decode, encode
 from toolkit.formats.packed import DTYPES
 from toolkit.measure.contestant import Decoding
 from toolkit.measure.race import RUNTIMES, Race, run_race
-from toolkit.models import load_model, shapes
+from toolkit.models import shapes
 from toolkit.models.workload import Workload
 from toolkit.offload.methods import RIVALS, Method
 from toolkit.offload.model import OffloadedModel
@@ -137,9 +138,9 @@ def test_the_packer_is_listed_checked_and_packs(monkeypatch, tmp_path, capsys):
     assert "global     prune by weight, with one threshold" in capsys.readouterr().out
     assert main([*command, "--int8"]) == 2
     assert main([*command, "--sparsity", "2"]) == 2
-    model, tokenizer = tiny(), load_model("smollm2-135m")[1]
+    model = tiny()
     model.save_pretrained(tmp_path / "tiny")
-    tokenizer.save_pretrained(tmp_path / "tiny")
+    write_tokenizer(tmp_path / "tiny")
     assert main([*command, "--sparsity", "0.6", "--dtype", "float32"]) == 0
     assert Store.open(tmp_path / "out").model["method"] == "global"
     with OffloadedModel.open(tmp_path / "out", "endor") as opened:

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 import toolkit as tk
-from tests.families import WORDS, load_family
+from tests.families import load_family
 from tests.test_capabilities import parser_of
 from toolkit import memory_limits, paths
-from toolkit.api import change
 from toolkit.commands import pack
 from toolkit.errors import UserError
 from toolkit.offload.overhead import Overhead, ProcessLimit
@@ -108,31 +107,6 @@ def test_pack_has_the_parameters_and_defaults_of_its_command():
         assert parameters[name].default == actions[name], name
 
 
-def test_calibration_is_that_of_the_command():
-    actions = {action.dest: action.default for action in parser_of("sparse-offload pack")._actions}
-    assert tuple(actions[name] for name in ("corpus", "windows", "sequence_length")) == (
-        change.TEXT,
-        change.WINDOWS,
-        change.SEQUENCE_LENGTH,
-    )
-
-
-def test_a_pruned_model_is_packed_and_opened(model, tmp_path):
-    records = tk.prune(model, "wanda", 0.5, **SHORT)
-    assert [record.sparsity for record in records] == pytest.approx([0.5] * len(records), abs=0.01)
-    store = tk.pack(model, tmp_path / "packed")
-    assert store.variants == ("endor",)
-    with tk.open(tmp_path / "packed", memory="600MB") as opened:
-        assert tk.perplexity(opened, opened.tokenizer, 64, 2) == pytest.approx(
-            tk.perplexity(model, opened.tokenizer, 64, 2), rel=1e-4
-        )
-        assert set(opened.generate_text("5 17 3", tokens=4).split()) <= set(map(str, range(WORDS)))
-        assert opened.timeline.stages()["stage"].iloc[-1] == "total"
-    assert tk.pack(model, tmp_path / "several", format=["csr", "dense"]).variants == ("csr", "dense")
-    with pytest.raises(UserError, match="sparsity: a model in memory is written as it is"):
-        tk.pack(model, tmp_path / "other", sparsity=0.6)
-
-
 def test_bits_that_a_quantiser_chose_are_those_that_are_packed(model, tmp_path):
     records = tk.quantise(model, "spqr", outliers=0.02, **SHORT)
     assert all(record.nbytes < record.rows * record.columns for record in records)
@@ -151,17 +125,10 @@ def test_a_folder_is_packed_as_by_the_command(model, tmp_path):
     assert tk.pack(tmp_path / "model", tmp_path / "packed", "magnitude", **options).variants == ("csr",)
     with pytest.raises(UserError, match="an option of --method spqr, not of magnitude"):
         tk.pack(tmp_path / "model", tmp_path / "again", "magnitude", outliers=0.1)
-    wrong = {"windows": 0, "sparsity": "much", "format": "endr", "dtype": "int8", "sparsty": 0.5, "method": "wnda"}
+    wrong = {"windows": 0, "format": "endr", "sparsty": 0.5}
     for name, value in wrong.items():
         with pytest.raises(UserError, match=name if name != "sparsty" else "did you mean 'sparsity'"):
             tk.pack(tmp_path / "model", tmp_path / "again", **{name: value})
-
-
-def test_a_model_of_no_folder_needs_a_tokenizer(model):
-    model.config.name_or_path = ""
-    with pytest.raises(UserError, match="pass tokenizer="):
-        tk.prune(model, "wanda", **SHORT)
-    tk.prune(model, "magnitude")
 
 
 def test_a_limit_counts_from_where_it_is_set(monkeypatch, tmp_path, model):
@@ -174,15 +141,9 @@ def test_a_limit_counts_from_where_it_is_set(monkeypatch, tmp_path, model):
         tk.open(tmp_path / "packed", memory="1MB")
 
 
-@pytest.mark.parametrize("size", ["much", "-1", -1, True, float("nan"), "1PB", "1G"])
+@pytest.mark.parametrize("size", ["much", -1, True, float("nan")])
 def test_sizes(size, tmp_path):
     with pytest.raises(UserError, match=f"dram {size}: expected a size such as 500MB"):
         tk.open(tmp_path, dram=size)
     assert [memory_limits.bytes_of("", it) for it in ("1.5KiB", "2 MB", 5.5, None)] == [1536, 2_000_000, 5, None]
     assert [memory_limits.bytes_of("", it) for it in ("0.5gb", "1Gib", "2TB")] == [500_000_000, 2**30, 2 * 10**12]
-
-
-def test_a_machine_by_name():
-    assert tk.machine("endor-rtx4080").id == "endor-rtx4080"
-    with pytest.raises(UserError, match="unknown"):
-        tk.machine("endor-rtx4090")

@@ -33,10 +33,3 @@ def test_the_last_of_several_threads_puts_the_former_value_back():
     thread.join()
     assert Part.answer == "former"
     assert not hub._CHANGES
-
-
-def test_decorators_of_the_absent_compiler_leave_a_function_as_it_is():
-    compiler = hub._Compiler("torch._dynamo")
-    assert compiler.disable(len) is len
-    assert compiler.disable(recursive=False)(len) is len
-    assert compiler.disable(len, True, reason="none") is len

@@ -132,8 +132,3 @@ def _imported(module: str, name: str) -> object:
     if not name:
         return found
     return getattr(found, name) if hasattr(found, name) else import_module(f"{module}.{name}")
-
-
-def test_a_name_that_is_not_there_would_be_found():
-    assert facts("import toolkit as tk\ntk.residency.Lrru(3)").names == [("toolkit", "", ["residency.Lrru"])]
-    assert not hasattr(import_module("toolkit").residency, "Lrru")

@@ -13,7 +13,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit import progress as bars
-from toolkit.interchange import save_model
 from toolkit.progress import progress
 from toolkit.quality import perplexity
 from toolkit.quantization.smoothquant import round_to_int8, smooth
@@ -61,14 +60,12 @@ def work():
 
 
 LONG = {
-    "pruning by Magnitude: 3/3 blocks": lambda folder: prune(model(), "magnitude"),
     "pruning by Wanda: 3/3 blocks": lambda folder: prune(model(), "wanda", calibration=TOKENS.view(-1, 32)),
     "calibrating SmoothQuant: 2/2 windows": lambda folder: smooth(model(), TOKENS.view(-1, 32)),
     "rounding to int8: 3/3 blocks": lambda folder: round_to_int8(model()),
-    "storing as int4, hqq: 21/21 matrices": lambda folder: store(model(), "int4, hqq"),
+    "storing as int4, rtn: 21/21 matrices": lambda folder: store(model(), "int4, rtn"),
     "evaluating perplexity: 4/4 windows": lambda folder: perplexity(model(), TOKENS, 16),
     "packing: 3/3 layers": lambda folder: pack_model(model(), folder / "new", Linears(("endor", "dense"))),
-    "packing: 30/30 tensors": lambda folder: save_model(model(), folder / "new"),
 }
 
 

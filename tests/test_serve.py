@@ -222,38 +222,17 @@ def test_a_client_that_leaves_stops_the_computation(writer, held, stream):
         assert len(steps) < 5
 
 
-def post(address, path, body, **more):
-    return httpx.post(f"{address}{path}", **({"json": body} | more))
-
-
-IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
 WRONG = [
-    ("/completions", {"content": b"{"}, 400, "Invalid JSON"),
     ("/completions", {"content": b"[" * 100_000}, 400, "body"),
-    ("/completions", {"json": {"model": "tiny"}}, 400, "prompt: Field required"),
-    ("/completions", {"json": {"model": "tiny", "prompt": 3}}, 400, "prompt: Input should be a valid"),
-    ("/completions", {"json": {"model": "tiny", "prompt": []}}, 400, "prompt: List should have at least 1 item"),
     ("/completions", {"json": {"model": "tiny", "prompt": [5, -1]}}, 400, "prompt.1: Input should be greater than"),
-    ("/completions", {"json": {"model": "tiny", "prompt": "5", "stop": ""}}, 400, "stop: String should have at least"),
     ("/completions", {"json": {"model": "tiny", "prompt": [500]}}, 400, "token ids from 500 to 500"),
-    ("/completions", {"json": {"model": "tiny", "prompt": ""}}, 400, "no token"),
     ("/completions", {"json": {"model": "tiny", "prompt": [1] * 300}}, 400, "300 tokens fills the context of 200"),
     ("/completions", {"json": {"model": "tiny", "prompt": [1] * 300, "stream": True}}, 400, "fills the context"),
     ("/completions", {"json": {"model": "tiny", "prompt": "5", "n": 2}}, 400, "n is not supported"),
-    ("/completions", {"json": {"model": "tiny", "prompt": "5", "temperature": -1}}, 400, "temperature -1"),
-    ("/completions", {"json": {"model": "tiny", "prompt": "5", "logprobs": 500}}, 400, "logprobs"),
     ("/completions", {"json": {"model": "gpt", "prompt": "5"}}, 404, "this server has 'tiny'"),
     ("/completions", {"content": b" " * (BODY_BYTES + 1)}, 413, "shorter prompt"),
     ("/completions", {"content": b"{}", "headers": {"Content-Type": "text/plain"}}, 415, "application/json"),
-    ("/chat/completions", {"json": {"model": "tiny", "messages": []}}, 400, "messages"),
     ("/chat/completions", {"json": {"model": "tiny", "messages": MESSAGES, "tools": [{}]}}, 400, "tools is not"),
-    (
-        "/chat/completions",
-        {"json": {"model": "tiny", "messages": [IMAGE]}},
-        400,
-        "0.content.0.type: Input should be 'text'",
-    ),
-    ("/nothing", {"json": {}}, 404, "Not Found"),
 ]
 
 
@@ -305,14 +284,6 @@ def test_the_command_serves_a_folder_within_a_limit(tiny, capfd, monkeypatch):
     ((where, body),) = found
     assert where == ("0.0.0.0", int(port))
     assert body["choices"][0]["text"] == text_of(tiny[2], [5, 6], answer(tiny[0], [5, 6], 2))
-
-
-def test_a_developers_message_is_the_systems(client):
-    texts = [
-        chat(client, [{"role": role, "content": "12"}, *MESSAGES], max_tokens=9).choices[0].message.content
-        for role in ("system", "developer")
-    ]
-    assert texts[0] == texts[1]
 
 
 def test_a_missing_package_is_a_line_with_the_command_that_installs_it(tiny, capfd, monkeypatch):

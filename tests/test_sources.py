@@ -97,14 +97,6 @@ def test_data_that_a_module_reads_belongs_to_what_imports_it(project):
     assert not any("data" in name for name in names(sources.imports("import toolkit.kernels.k", paper="one"), project))
 
 
-def test_claims_and_profiles_are_found_from_the_imports_of_a_notebook():
-    read = names(sources.imports("from toolkit.evidence.comparison import compare", paper="endor"), paths.root())
-    assert [name for name in read if name.startswith("data/")] == ["data/claims/endor.yaml"]
-    read = names(sources.imports("from toolkit.machines.hardware import profile", paper="endor"), paths.root())
-    assert "data/hardware/endor.yaml" in read
-    assert "data/hardware/hermes.yaml" in read
-
-
 def test_a_name_of_the_front_door_leads_to_where_it_is_from(project):
     door = """from typing import TYPE_CHECKING
 if TYPE_CHECKING:
