@@ -110,6 +110,11 @@ def read(file):
     return json.loads(file.read_text())
 
 
+def short(damages):
+    """Without deep lists, which one file of YAML is enough for: its parser takes seconds."""
+    return (damage for damage in damages if len(damage[1]) < 20_000)
+
+
 def test_a_model_s_config(model):
     file, name = model / "config.json", str(model)
     sizes = {key: value for key, value in read(file).items() if type(value) is int}
@@ -222,14 +227,14 @@ def test_claims_of_papers(tmp_path, monkeypatch):
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps(records))
     monkeypatch.setattr(paths, "root", lambda: tmp_path)
-    survive(file, damaged_json(records, 15, 40), lambda: read_claims.__wrapped__("mine"))
+    survive(file, short(damaged_json(records, 15, 40)), lambda: read_claims.__wrapped__("mine"))
 
 
 def test_profiles_of_clusters(tmp_path):
     file = tmp_path / "mine" / "config.yaml"
     file.parent.mkdir()
     file.write_text(json.dumps({"executor": "local", "jobs": 4}))
-    survive(file, damaged_json(read(file), 16, 20), lambda: find_profile("mine", tmp_path))
+    survive(file, short(damaged_json(read(file), 16, 20)), lambda: find_profile("mine", tmp_path))
 
 
 def test_tables(tmp_path):
