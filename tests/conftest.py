@@ -23,15 +23,14 @@ kernels/products sweep/sweep offload/families formats/ggml tests/command_line te
 offload/block_by_block offload/model kernels/ptx corm/expert_race offload/neuron_model offload/draft tests/starts
 endor/endor tests/foreign_files offload/close models/embedded offload/hot_neurons offload/cache_operations
 offload/expert_model offload/layouts offload/quantised offload/gguf_readers hostile/hostile tests/explorers
-offload/gguf_file models/models offload/decoder_draft models/on_demand evidence/report offload/uploader quality/tasks
-measure/race planner/sizes endor/endor_passes sweep/lab offload/single_token quantization/spqr offload/decoder
-offload/process_state offload/logit_check offload/batches kernels/compiled kernels/parallel endor/operations
-offload/head corm/corm flash/replay kernels/bitmap tests/wheel tests/front_door quality/text models/recipes
-residency/policies planner/plan formats/spqr sparsity/prune models/gguf_logits models/gguf_header spqr/spqr_forward
-tests/serve hermes/hot_cold predictors/kinds tests/extending kernels/attention formats/sparse_bitmask planner/neurons
-planner/bench measure/processes measure/llama_cpp evidence/tables kernels/spqr kernels/neurons kernels/csr
-offload/new_format kernels/single_token formats/contract formats/contents formats/formats interchange/gguf
-storage/readers storage/store offload/smallest tests/chat tests/texts offload/cached_model
+offload/gguf_file models/models offload/decoder_draft evidence/report offload/uploader quality/tasks hermes/hot_cold
+measure/race planner/sizes endor/endor_passes offload/single_token quantization/spqr offload/decoder
+offload/process_state offload/logit_check offload/batches kernels/compiled kernels/parallel offload/head kernels/bitmap
+tests/wheel residency/policies formats/spqr sparsity/prune models/gguf_header spqr/spqr_forward tests/serve
+predictors/kinds tests/extending kernels/attention formats/sparse_bitmask planner/neurons planner/bench
+measure/processes measure/llama_cpp evidence/tables kernels/spqr kernels/neurons kernels/csr offload/new_format
+kernels/single_token formats/contract formats/contents formats/formats interchange/gguf storage/store offload/smallest
+tests/chat offload/cached_model
 """
 PLACES = {name: place for place, name in enumerate(SLOW.split())}
 
