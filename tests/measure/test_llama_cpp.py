@@ -20,6 +20,7 @@ from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
 from toolkit.interchange.gguf import layer_bytes, layer_span, write_gguf
 from toolkit.measure import llama_cpp, llama_cpp_driver, llama_cpp_process
+from toolkit.measure.child import Child
 from toolkit.measure.llama_cpp import PROMPT, LlamaCpp, pinned_ranges
 from toolkit.measure.llama_cpp_process import WARM_TOKENS, NoRoom, run_process
 from toolkit.measure.turns import take_turns
@@ -195,6 +196,17 @@ def test_it_is_missing_where_it_cannot_be_installed_and_says_why(tmp_path, monke
     assert "no such package" in llama_cpp.missing(limited=True)
     for each in caches:
         each.cache_clear()
+
+
+def test_a_program_that_ended_says_why_and_leaves_nothing_open():
+    child = Child("a program", [sys.executable, "-c", "import sys; print('{}', flush=True); sys.exit('too old')"])
+    assert child.answer() == {}
+    child.process.wait()
+    with pytest.raises(UserError, match="a program ended: too old"):
+        child.ask(tokens=[7])
+    child.close()
+    assert child.process.stdin.closed
+    assert child.process.returncode == 1
 
 
 class Server:
