@@ -106,6 +106,14 @@ def test_commands(tiny, talk, tmp_path):
         assert words in printed.err
 
 
+def test_a_full_context_ends_an_answer_and_later_turns_in_a_line_each(tiny, talk):
+    printed = talk(tiny[1], [TURNS[0], TURNS[1], "/reset", TURNS[0]], "--context", "12")
+    assert "the context of 12 tokens is full and the answer ends here: /reset begins anew" in printed.err
+    assert re.search(r"error: a text of \d+ tokens fills the context of 12", printed.err)
+    first, *_, last = printed.out.splitlines()
+    assert first == last
+
+
 def test_a_stop_text_ends_an_answer_and_a_seed_repeats_one(tiny, talk):
     model, folder = tiny
     answers, _ = expected(model, folder, TURNS[:1])

@@ -286,6 +286,14 @@ def test_the_command_serves_a_folder_within_a_limit(tiny, capfd, monkeypatch):
     assert body["choices"][0]["text"] == text_of(tiny[2], [5, 6], answer(tiny[0], [5, 6], 2))
 
 
+def test_a_developers_message_is_the_systems(client):
+    texts = [
+        chat(client, [{"role": role, "content": "12"}, *MESSAGES], max_tokens=9).choices[0].message.content
+        for role in ("system", "developer")
+    ]
+    assert texts[0] == texts[1]
+
+
 def test_a_missing_package_is_a_line_with_the_command_that_installs_it(tiny, capfd, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["serve", str(tiny[1])]) == 2

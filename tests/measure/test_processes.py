@@ -120,7 +120,7 @@ def rival(monkeypatch, tmp_path):
             raise NoRoom("killed")
         if load == "broken":
             raise UserError("cannot run the file")
-        speed = {"mapped": 2.0, "repacked": 3.0}[load]
+        speed = {"mapped": 2.0, "repacked": 3.0, "pinned": 2.2}[load]
         numbers = {"tokens_per_s": speed, "opened_s": 1.0, "read_bytes": 2000.0, "own_bytes": 3e6, "cpu_s": 0.5}
         return SimpleNamespace(**numbers, tokens=[7], text="", build="a build; AVX2")
 
@@ -141,6 +141,13 @@ def test_llama_cpp_goes_on_with_its_fastest_load(rival):
     assert [load for load, limit in rival.calls] == [*tried, "mapped", *tried, "repacked"]
     rival.loads = ("repacked",)
     assert rival.take("text", 8, 6 * 10**7).verdict == KILLED
+
+
+def test_llama_cpp_goes_on_with_loads_near_the_fastest(rival):
+    rival.loads = ("mapped", "pinned", "repacked")
+    assert rival.take("text", 8, 10**9).tokens_per_s == 3.0
+    assert rival.take("text", 8, 10**9).note == "repacked, a build"
+    assert [load for load, _ in rival.calls[3:]] == ["pinned", "repacked"]
 
 
 def test_a_rival_that_reads_less_than_its_limit_allows_is_not_counted(rival):
