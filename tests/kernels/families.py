@@ -116,11 +116,21 @@ def harmed_bitmap(found, generator):
     return dataclasses.replace(found, bitmap=bits, block_offsets=blocks, row_offsets=offsets)
 
 
-def outliers(shape, share=0.1, storage="csr", seed=0):
+def entries(shape, share, seed=0):
+    """Rows, columns and values of random outliers; one row in three has none, one has all its columns."""
     generator = torch.Generator().manual_seed(seed)
     share = min(share, 4000 / max(1, shape[0] * shape[1]))
-    rows, columns = (torch.rand(shape, generator=generator) < share).nonzero(as_tuple=True)
-    return csr.encode(storage, shape, rows, columns, torch.randn(len(rows), generator=generator).half())
+    kept = torch.rand(shape, generator=generator) < share
+    kept[1::3] = False
+    if shape[1] < 1000 and share:
+        kept[2::7] = True
+    rows, columns = kept.nonzero(as_tuple=True)
+    values = torch.randn(len(rows), generator=generator).half()
+    return rows, columns, torch.where(values == 0, 1, values)
+
+
+def outliers(shape, share=0.1, storage="csr", seed=0):
+    return csr.encode(storage, shape, *entries(shape, share, seed))
 
 
 def _harmed_outliers(sound, generator):

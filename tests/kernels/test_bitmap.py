@@ -7,10 +7,9 @@ import torch
 
 from tests import naive_formats as naive
 from tests.kernels.families import DTYPES, each_backend, each_with_one, harmed_bitmap, sparse
-from toolkit.formats import encode
 from toolkit.kernels import bitmap
 from toolkit.kernels.bitmap import cpu_simd
-from toolkit.kernels.engine import backends, simd
+from toolkit.kernels.engine import simd
 from toolkit.kernels.engine.compiled import COMPILE
 
 backend = each_backend(bitmap.BACKENDS)
@@ -83,11 +82,6 @@ def test_all_fp16_and_bf16_numbers(backend):
             assert torch.equal(y.nan_to_num(1234.5), numbers.float().nan_to_num(1234.5))
 
 
-def test_a_processor_without_any_extension_has_the_portable_backend(monkeypatch):
-    monkeypatch.setattr(backends, "host_has", lambda feature: False)
-    assert bitmap.BACKENDS.available() == ["portable"]
-
-
 @pytest.mark.skipif("avx512" not in bitmap.BACKENDS.available(), reason="needs AVX-512 with VBMI2")
 def test_avx512_expands_in_a_register():
     """The form of the instruction that reads memory is slow on AMD."""
@@ -101,17 +95,3 @@ def test_avx512_expands_in_a_register():
     expanding = [line for line in code.splitlines() if "vpexpandw" in line]
     assert expanding
     assert not any("(" in line for line in expanding)
-
-
-def test_columns_of_the_values():
-    matrix = sparse((20, 70), torch.int8, 0.7)
-    assert bitmap.columns(bitmap.encode(matrix), torch.int32).tolist() == naive.csr(matrix)[1]
-
-
-def test_to_a_device_keeps_the_kind_and_what_it_holds():
-    matrix = sparse((3, 70), torch.float16, 0.5)
-    packed = encode("endor", matrix)
-    moved = packed.to("cpu", non_blocking=True)
-    assert type(moved) is type(packed)
-    assert moved.device == torch.device("cpu")
-    assert torch.equal(moved.decode(), matrix)

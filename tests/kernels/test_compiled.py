@@ -16,7 +16,7 @@ import torch
 from numba.core.bytecode import FunctionIdentity
 
 from toolkit.errors import UserError
-from toolkit.kernels import bitmap, csr, dense, neurons, single_token, spqr
+from toolkit.kernels import bitmap, csr, dense, huffman, neurons, single_token, spqr
 from toolkit.kernels.attention import prompt_attention
 from toolkit.kernels.blocks import cpu_avx512, cpu_panels
 from toolkit.kernels.engine import compiled, simd
@@ -227,7 +227,10 @@ def kernels():
         yield from (backend.product(kind) for backend, kind in itertools.product(table.values(), kinds))
     yield from (function(dtype) for function in (single_token.attention, prompt_attention) for dtype in FLOAT_BITS)
     yield from (way.product(name) for way in (cpu_avx512, cpu_panels) for name in ("Q4_K", "Q8_0"))
-    yield from (backend.product(dtype) for backend in dense.BACKENDS.values() for dtype in BITS)
+    for table in (dense.BACKENDS, huffman.BACKENDS):
+        yield from (backend.product(dtype) for backend in table.values() for dtype in BITS)
+    by_width = (torch.float32, torch.bfloat16, torch.int8)  # fp16 has the kernels of bf16
+    yield from (make(dtype) for make in (huffman.cpu.split, huffman.cpu.decode) for dtype in by_width)
 
 
 def test_every_kernel_is_kept_under_a_name_of_its_own():

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from tests import naive_spqr as naive
-from tests.kernels.families import each_with_one
-from toolkit.errors import UserError
+from tests.kernels.families import each_with_one, entries, outliers
 from toolkit.kernels import csr
 
 SHAPES = [(0, 0), (0, 16), (3, 0), (1, 1), (16, 16), (17, 40), (15, 100), (40, 33), (33, 70_000)]
@@ -18,40 +17,27 @@ SHARES = [0, 0.05, 0.5, 1]
 on_backends = pytest.mark.parametrize(("backend", "storage"), each_with_one(csr.BACKENDS.available(), csr.STORAGES))
 
 
-def outliers(shape, share, seed=0):
-    """Rows, columns and values of random outliers; one row in three has none, one has all its columns."""
-    generator = torch.Generator().manual_seed(seed)
-    share = min(share, 4000 / max(1, shape[0] * shape[1]))
-    kept = torch.rand(shape, generator=generator) < share
-    kept[1::3] = False
-    if shape[1] < 1000 and share:
-        kept[2::7] = True
-    rows, columns = kept.nonzero(as_tuple=True)
-    values = torch.randn(len(rows), generator=generator).half()
-    return rows, columns, torch.where(values == 0, 1, values)
-
-
 @pytest.mark.parametrize(("name", "oracle"), [("csr", naive.csr), ("ptcsr", naive.ptcsr)])
 def test_packed_as_the_oracle_packs(name, oracle):
     for shape, share in itertools.product(SHAPES, SHARES):
-        rows, columns, values = outliers(shape, share)
+        rows, columns, values = entries(shape, share)
         mixed = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1))
         found = csr.encode(name, shape, rows[mixed], columns[mixed], values[mixed])
         found.check()
         if shape[1] <= 1 << 16:
-            entries = list(zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True))
-            assert (found.offsets.tolist(), found.col_vals.tolist()) == oracle(entries, shape[0])
+            listed = list(zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True))
+            assert (found.offsets.tolist(), found.col_vals.tolist()) == oracle(listed, shape[0])
         for back, given in zip(found.entries(), (rows, columns, values), strict=True):
             assert torch.equal(back, given)
 
 
 def test_worked_example():
     """Rows 0 and 2 of a block hold outliers; 1.0 is 0x3C00 and −2.0 is 0xC000 in fp16."""
-    entries = torch.tensor([0, 0, 2]), torch.tensor([1, 5, 3]), torch.tensor([1.0, -2.0, 1.0]).half()
-    rows = csr.encode("csr", (3, 8), *entries)
+    given = torch.tensor([0, 0, 2]), torch.tensor([1, 5, 3]), torch.tensor([1.0, -2.0, 1.0]).half()
+    rows = csr.encode("csr", (3, 8), *given)
     assert rows.offsets.tolist() == [0, 2, 2, 3]
     assert [word & 0xFFFFFFFF for word in rows.col_vals.tolist()] == [0x3C000001, 0xC0000005, 0x3C000003]
-    block = csr.encode("ptcsr", (3, 8), *entries)
+    block = csr.encode("ptcsr", (3, 8), *given)
     assert block.offsets.tolist() == [0, 32]
     words = [word & 0xFFFFFFFF for word in block.col_vals.tolist()]
     assert words == [0x3C000001, 0, 0x3C000003, *[0] * 13, 0xC0000005, *[0] * 15]
@@ -75,13 +61,10 @@ def test_the_column_field_widens_when_the_columns_ask_for_it(storage, backend, c
 
 @on_backends
 def test_products_add_to_what_is_there(storage, backend):
-    rows, columns, values = outliers((17, 40), 0.5)
-    packed, x = csr.encode(storage, (17, 40), rows, columns, values), torch.randn(3, 40)
+    packed, x = outliers((17, 40), 0.5, storage), torch.randn(3, 40)
     out, alone = torch.full((3, 17), 2.0), csr.add_matvec(packed, x, torch.zeros(3, 17), backend)
     assert csr.add_matvec(packed, x, out, backend) is out
     torch.testing.assert_close(out, 2 + alone)
-    with pytest.raises(UserError, match="unknown storage of outliers 'coo'; choose from: csr, ptcsr"):
-        csr.encode("coo", (17, 40), rows, columns, values)
 
 
 @pytest.mark.parametrize("storage", csr.STORAGES)

@@ -2,12 +2,8 @@
 
 import numpy as np
 import pytest
-import torch
 
 from tests import naive_formats
-from toolkit.kernels import huffman
-from toolkit.kernels.engine.compiled import identity
-from toolkit.kernels.huffman import cpu
 from toolkit.kernels.huffman.code import AT_ONCE, BITS, COUNT, code_lengths, fill_codes, fill_table, is_complete
 from toolkit.kernels.huffman.shared import LONGEST
 
@@ -63,18 +59,3 @@ def test_an_entry_has_all_symbols_that_fit(symbols):
 def test_which_lengths_are_those_of_a_code(lengths):
     complete = is_complete(np.pad(np.array(lengths, np.uint8), (0, 256 - len(lengths))))
     assert complete == (lengths in ([], [1], [1, 2, 3, 3]))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
-def test_later_processes_find_the_machine_code(dtype):
-    """A closure that holds anything but numbers, types and kernels is compiled in each process, for seconds."""
-    for make in (cpu.split, cpu.decode, *(backend.product for backend in huffman.BACKENDS.values())):
-        assert identity(make(dtype))
-
-
-def test_exponents_of_normal_weights_take_less_than_three_bits():
-    """Their entropy is 2.55 bits or so, whatever the scale; a row begins on a byte."""
-    weight = torch.randn(256, 4096, generator=torch.Generator().manual_seed(0)) * 0.02
-    packed = huffman.encode(weight.bfloat16())
-    share = (packed.coded.nbytes + packed.rest.nbytes) / (2 * weight.numel())
-    assert 0.660 < share < 0.670

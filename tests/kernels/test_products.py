@@ -93,16 +93,6 @@ def test_decoding_writes_every_number(pair):
             assert torch.equal(out.cpu(), family.dense(matrix, shape, seed).to(dtype)), (shape, dtype)
 
 
-@on_a_cpu
-def test_products_of_random_shapes(pair):
-    family, backend = pair
-    generator = torch.Generator().manual_seed(1)
-    for seed in range(10):
-        rows, columns, batch = (int(torch.randint(1, most, (), generator=generator)) for most in (30, 200, 18))
-        shape = rows, -(-columns // family.step) * family.step
-        assert not faults(family, backend, shape, (1, batch), seed)
-
-
 def test_one_vector_fills_out_and_other_types_of_numbers_are_taken_as_fp32(pair):
     family, backend = pair
     shape = (3, 64) if SIMULATED else (9, 64)

@@ -11,9 +11,6 @@ import pytest
 import torch
 
 from tests.kernels.families import needs_numba_cuda, ptx_of
-from toolkit.errors import UserError
-from toolkit.kernels import bitmap, csr, spqr
-from toolkit.kernels.engine import tensors
 
 pytestmark = needs_numba_cuda
 TARGETS = [(8, 0), (8, 9), (9, 0)]  # no kernel has code for one kind of GPU alone: they have them in turns
@@ -162,18 +159,6 @@ def test_launches_cover_all_rows_once(of_bitmap, of_spqr, of_neurons, multiproce
         assert 1 <= launch.grid[1] <= max(1, rows // launch.threads[1])
 
 
-def test_rows_are_shared_only_where_the_gpu_would_be_idle(of_bitmap, of_spqr):
-    assert of_bitmap.matvec_launch(128_256, 16_384, 132).threads == (32, 1, 4)
-    assert of_bitmap.matvec_launch(64, 16_384, 132).threads == (32, 4, 1)
-    assert of_bitmap.matvec_launch(64, 8192, 132).threads == (32, 2, 2)
-    assert of_bitmap.matvec_launch(64, 4096, 132).threads == (32, 1, 4)
-    assert of_bitmap.matvec_launch(64, 16_384, 1).threads == (32, 1, 4)
-    assert of_spqr.matvec_launch(128_256, 8192, 132).threads == (32, 1, 8)
-    assert of_spqr.matvec_launch(28_672, 8192, 132).threads == (32, 2, 4)
-    assert of_spqr.matvec_launch(4096, 4096, 132).threads == (32, 8, 1)
-    assert of_spqr.matvec_launch(4096, 64, 132).threads == (32, 2, 4)
-
-
 def test_shared_memory_suffices(of_spqr, of_neurons):
     for batch in range(1, 17):
         tiles = of_spqr.tiles_at_once(batch)
@@ -183,28 +168,6 @@ def test_shared_memory_suffices(of_spqr, of_neurons):
         assert 4 * of_spqr.TABLE + 4 * 16 * tiles * batch + sums <= SHARED_BYTES
     assert 4 * of_neurons.WARPS * of_neurons.VECTORS * 4 * 32 <= SHARED_BYTES
     assert 4 * of_neurons.WARPS * of_neurons.VECTORS_OF_RECORDS * 32 // 2 * 32 <= SHARED_BYTES
-
-
-def test_without_numba_cuda_or_a_gpu_the_error_says_so(monkeypatch):
-    encoded, zeros = bitmap.encode(torch.ones(2, 2)), torch.zeros(1, 1, 16, dtype=torch.int64)
-    outliers = csr.no_outliers((1, 1))
-    runs = (
-        lambda: bitmap.decompress(encoded, backend="cuda"),
-        lambda: bitmap.matvec(encoded, torch.ones(2), backend="cuda"),
-        lambda: spqr.decode(zeros, outliers, backend="cuda_table"),
-        lambda: csr.add_matvec(outliers, torch.ones(1), torch.ones(1), "cuda"),
-    )
-    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "0")
-    for library, available, words in (
-        (None, False, r"needs numba-cuda: pip install -e '\.\[cuda\]'"),
-        ("found", False, "needs a CUDA GPU, and torch sees none; use backend='auto'"),
-        ("found", True, "works on a GPU; the tensors are on cpu: move them with"),
-    ):
-        monkeypatch.setattr(tensors, "find_spec", lambda name, library=library: library)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
-        for run in runs:
-            with pytest.raises(UserError, match=rf"backend 'cuda\w*' {words}"):
-                run()
 
 
 def test_numpy_without_row_stack_has_it_again(monkeypatch):

@@ -1,13 +1,11 @@
-"""A single token's norms, rotations and attention against plain formulas in float64."""
+"""A single token's norms, gates, rotations and keys against plain formulas in float64."""
 
 import numba
 import numpy as np
 import pytest
 import torch
 
-from tests import naive_attention as naive
 from tests.kernels.families import random
-from toolkit.kernels.engine import parallel
 from toolkit.kernels.engine.exponential import exp
 from toolkit.kernels.engine.tensors import FLOAT_BITS
 from toolkit.kernels.single_token import (
@@ -15,7 +13,6 @@ from toolkit.kernels.single_token import (
     add_and_normalise,
     add_to,
     append,
-    attention,
     gate,
     normalise,
     part_pairs,
@@ -100,34 +97,6 @@ def test_keys_and_values_are_written_behind_those_that_are_there(dtype):
     append(dtype)(*pair.numpy(), np.array([0, 3]), *bits)
     assert torch.equal(cache[:, :, 2:5], pair.transpose(1, 2).to(dtype))
     assert int(cache[:, :, :2].count_nonzero() + cache[:, :, 5:].count_nonzero()) == 0
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shared", [False, True])
-def test_attention(dtype, shared, monkeypatch):
-    if shared:  # by several threads, however short
-        monkeypatch.setattr(parallel, "ROWS_WORTH_BYTES", 1)
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    for seed, (vectors, heads, groups, positions, length, size, window) in enumerate(
-        [
-            (1, 1, 1, 1, 1, 2, 0),
-            (1, 4, 2, 9, 5, 16, 0),
-            (1, 6, 3, 40, 40, 12, 7),
-            (1, 8, 1, 300, 257, 64, 0),
-            (2, 5, 5, 5, 3, 7, 0),
-            (6, 4, 2, 20, 9, 8, 4),
-        ]
-    ):
-        query = random(vectors, heads, size, seed=seed) * 3
-        keys, values = (random(groups, positions, size, seed=seed + 1 + part).to(dtype) for part in range(2))
-        keys[:, length + vectors - 1 :] = values[:, length + vectors - 1 :] = torch.nan  # nothing is there yet
-        out = np.full((vectors, heads, size), np.nan, np.float32)
-        stored = (it.view(FLOAT_BITS[dtype]).numpy() for it in (keys, values))
-        span = np.array([1 if length > 5 else 0, length])
-        sinks = random(heads, seed=seed + 3) if seed % 2 else torch.empty(0)
-        given = query.numpy(), *stored, span, window, np.float32(naive.SCALE), sinks.numpy(), out
-        parallel.Task(attention(dtype), given, vectors * groups, 1 << 20)()
-        close(out, naive.attention(query, keys, values, int(span[0]), length, window, sinks))
 
 
 def test_exponentials():
