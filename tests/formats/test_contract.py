@@ -1,6 +1,7 @@
 """The runtime's demands of every format: unpack into memory at hand, multiply, and keep scales with their rows."""
 
 import itertools
+from itertools import cycle
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ import torch
 from toolkit.formats import FORMATS, READABLE, encode
 from toolkit.formats.packed import DTYPES
 from toolkit.formats.scaled import Scaled, unpacked
+from toolkit.quantization import absmax_int8, dequantise, row_scales
 
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 SHAPES = [(1, 8), (3, 72), (67, 132), (200, 64)]
 
 
@@ -75,7 +78,7 @@ def _eps(dtype):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("form", FORMATS)
 def test_scales_stay_with_their_rows(form, shape):
-    dtype = (torch.float32, torch.float16, torch.bfloat16)[shape[0] % 3]
+    dtype = FLOATS[shape[0] % 3]
     integers = two_of_four(shape, torch.int8)
     scales = (torch.rand(shape[0], generator=torch.Generator().manual_seed(0)) + 0.5).to(dtype)
     weight = Scaled(encode(form, integers), scales)
@@ -94,11 +97,21 @@ def test_scales_stay_with_their_rows(form, shape):
         assert float((found.double() - exact).abs().max()) <= 1e-4 * float(exact.abs().max() + 1)
 
 
-def test_what_is_stored_of_a_weight():
-    plain = encode("endor", two_of_four((4, 8), torch.int8))
-    assert plain.stored is plain
-    assert plain.extras == {}
-    weight = Scaled(plain, torch.ones(4))
-    assert weight.stored is plain
-    assert {**plain.tensors, **weight.extras}.keys() == weight.tensors.keys()
-    assert weight.nbytes == plain.nbytes + 16
+@pytest.mark.parametrize(("form", "dtype"), list(zip(FORMATS, cycle(FLOATS), strict=False)))
+def test_every_format_holds_int8_weights(form, dtype):
+    weight = two_of_four((67, 132), dtype)
+    weight[4] = 0
+    packed = Scaled.encode(form, weight)
+    assert (packed.shape, packed.dtype, packed.packed.dtype) == ((67, 132), dtype, torch.int8)
+    assert torch.equal(packed.decode(), dequantise(absmax_int8(weight), row_scales(weight)))
+    assert (packed.decode()[weight == 0] == 0).all()
+    assert packed.nbytes == encode(form, absmax_int8(weight)).nbytes + 67 * dtype.itemsize
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_largest_numbers_do_not_become_infinite(dtype):
+    largest = torch.finfo(dtype).max
+    weight = torch.tensor([[largest, -largest, 1, 0], [0.999 * largest, 0, 0, 0]], dtype=dtype)
+    found = Scaled.encode("dense", weight).decode()
+    assert found.isfinite().all()
+    assert ((found.double() - weight.double()).abs() <= 0.01 * weight.double().abs().amax(dim=1, keepdim=True)).all()

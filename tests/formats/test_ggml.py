@@ -140,18 +140,10 @@ def test_random_blocks(name):
 
 def test_refuses_what_is_no_such_matrix():
     data = torch.zeros(2, 144, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="multiple of 256"):
-        TYPES["Q4_K"]((2, 300), data)
     with pytest.raises(ValueError, match=r"data is torch.uint8 \[2, 144\]; expected torch.uint8 \[3, 144\]"):
         TYPES["Q4_K"]((3, 256), data)
-    with pytest.raises(ValueError, match="not contiguous"):
-        TYPES["Q4_K"]((2, 256), torch.zeros(144, 2, dtype=torch.uint8).T)
-    with pytest.raises(ValueError, match="floating-point"):
-        TYPES["Q4_K"]((2, 256), data, torch.int8)
     with pytest.raises(UserError, match="llama-quantize"):
         TYPES["Q4_K"].encode(torch.zeros(2, 256))
-    with pytest.raises(UserError, match="Q4_L"):
-        random_blocks("Q4_L", 1, 256)
 
 
 def test_another_build_of_the_library(tmp_path, monkeypatch):
