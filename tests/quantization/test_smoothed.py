@@ -1,6 +1,4 @@
-"""The memoised way in: factors are made once, and made anew for whatever changes them."""
-
-from dataclasses import replace
+"""The memoised way in: factors are made once; `tests/cache` has what makes results anew."""
 
 import pytest
 import torch
@@ -43,13 +41,3 @@ def test_the_second_call_reads_what_the_first_made(bench):
         assert torch.equal(first.get_parameter(name), parameter), name
         assert torch.equal(second.get_parameter(name), parameter), name
     assert not torch.equal(first.model.layers[0].input_layernorm.weight, torch.ones(48))
-
-
-def test_what_changes_the_factors_makes_them_anew(bench, monkeypatch):
-    load_smoothed("llama", calibration=CALIBRATION)
-    load_smoothed("llama", alpha=0.7, calibration=CALIBRATION)
-    load_smoothed("llama", calibration=replace(CALIBRATION, windows=2))
-    load_smoothed("llama", calibration=replace(CALIBRATION, seed=1))
-    monkeypatch.setattr(smoothquant, "load_pruned", lambda *_, **settings: (pruned("opt"), "tokenizer", []))
-    load_smoothed("llama", calibration=CALIBRATION)
-    assert bench == [0.5, 0.7, 0.5, 0.5, 0.5]

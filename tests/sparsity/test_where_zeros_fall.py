@@ -1,13 +1,10 @@
 """Where zeros fall: hand-worked masks, and slow counts on random ones."""
 
-import pandas as pd
 import pytest
 import torch
 
 from tests import naive_statistics
 from tests.notebook_code import functions_of
-from toolkit.models import decoder_blocks, decoder_linears
-from toolkit.sparsity import prune
 
 statistics = functions_of("beyond/where_zeros_fall")
 
@@ -18,10 +15,6 @@ SHAPES = [(1, 1), (17, 33), (5, 130)]
 
 def random_mask(shape, seed, sparsity=0.5):
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < sparsity
-
-
-def zeros(model):
-    return pd.DataFrame(statistics.zeros_of(mask) for _, _, mask in statistics.masks(model))
 
 
 def test_by_hand():
@@ -48,26 +41,3 @@ def test_against_slow_counts(shape, sparsity):
     agreement, jaccard = naive_statistics.overlap(mask.tolist(), other.tolist())
     assert statistics.share(mask == other) == pytest.approx(agreement)
     assert statistics.jaccard(mask, other) == pytest.approx(jaccard)
-
-
-def test_a_pruned_model(tiny, tokens):
-    wanda, magnitude = tiny("llama", blocks=2), tiny("llama", blocks=2)
-    prune(wanda, "wanda", calibration=tokens.view(-1, 16))
-    prune(magnitude, "magnitude")
-    table = zeros(wanda)
-    names = [
-        (layer, name.rpartition(".")[2]) for layer in range(2) for name in decoder_linears(decoder_blocks(wanda)[0])
-    ]
-    assert [(layer, op) for layer, op, _ in statistics.masks(wanda)] == names
-    assert (table["row_lowest"] == 0.5).all()
-    assert (table["row_highest"] == 0.5).all()
-    assert (table["ell_padding"] == 0).all()
-    assert (zeros(magnitude)["row_spread"] > 0).all()
-
-    overlaps = statistics.overlaps_of({"wanda": wanda, "magnitude": magnitude, "again": wanda})
-    assert len(overlaps) == 3 * len(names)
-    same = overlaps[overlaps["first"].eq("wanda") & overlaps["second"].eq("again")]
-    assert (same[["agreement", "jaccard"]] == 1).all(axis=None)
-    unlike = overlaps[overlaps["second"].eq("magnitude")]
-    assert (unlike["jaccard"] > unlike["chance"]).all()
-    assert (unlike["jaccard"] < 1).all()
