@@ -34,15 +34,18 @@ def decoded(packed):
     return naive_blocks.decoded(packed.name, packed.data, packed.shape)
 
 
-def check_product(packed, way, vectors, seed=0):
-    x = np.random.default_rng(seed).standard_normal((vectors, packed.shape[1]), np.float32)
-    found = tensors.matvec(packed.name, packed.data, torch.from_numpy(x), backend=way).numpy()
-    expected, allowed = naive_blocks.product(packed.name, packed.data, x)
-    np.testing.assert_array_less(np.abs(found - expected), allowed)
-    # against the vector itself: half a step of its blocks' largest element, and half a unit of scales in fp16
-    weight = decoded(packed)
-    off = np.abs(x).max() * (1 / 254 + 2**-11) * np.abs(weight).sum(1)
-    np.testing.assert_array_less(np.abs(found - x @ weight.T), off + allowed)
+def check_product(packed, way, *counts, seed=0):
+    """Products with so many vectors at once."""
+    weight, random = decoded(packed), np.random.default_rng(seed)
+    given = random.standard_normal((max(counts), packed.shape[1]), np.float32)
+    expected, allowed = naive_blocks.product(packed.name, packed.data, given)
+    for count in counts:
+        x = given[:count]
+        found = tensors.matvec(packed.name, packed.data, torch.from_numpy(x), backend=way).numpy()
+        np.testing.assert_array_less(np.abs(found - expected[:count]), allowed[:count])
+        # against the vector itself: half a step of its blocks' largest element, and half a unit of scales in fp16
+        off = np.abs(x).max() * (1 / 254 + 2**-11) * np.abs(weight).sum(1)
+        np.testing.assert_array_less(np.abs(found - x @ weight.T), off + allowed[:count])
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -64,9 +67,7 @@ def test_decodes_as_gguf_does(name):
 def test_products_are_those_of_rounded_vectors(name, way):
     elements = TYPES[name].layout.elements
     for rows, columns in ((1, elements), (5, 3 * elements), (37, 1024 + elements)):
-        packed = random_blocks(name, rows, columns // elements * elements)
-        for vectors in (1, 2, 7, 32):
-            check_product(packed, way, vectors)
+        check_product(random_blocks(name, rows, columns // elements * elements), way, 1, 2, 7, 32)
 
 
 @pytest.mark.parametrize(("name", "way"), WAYS)
@@ -78,7 +79,7 @@ def test_products_with_many_vectors(name, way):
         check_product(random_blocks(name, rows, columns), way, 33)
     for seed in range(4):
         rows, blocks_of_row, vectors = (int(random.integers(1, most)) for most in (70, 9, 60))
-        check_product(random_blocks(name, rows, blocks_of_row * elements, seed), way, 32 + vectors, seed)
+        check_product(random_blocks(name, rows, blocks_of_row * elements, seed), way, 32 + vectors, seed=seed)
 
 
 @pytest.mark.usefixtures("no_library")

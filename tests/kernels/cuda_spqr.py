@@ -50,7 +50,7 @@ def test_more_than_sixteen_vectors_and_one_alone_that_is_out():
     assert torch.equal(multiplied(words, packed, x[0], x[0]), expected)
 
 
-@pytest.mark.parametrize("multiprocessors", [0, 10_000])
+@pytest.mark.parametrize(("multiprocessors", "storage"), [(0, "csr"), (10_000, "ptcsr")])
 def test_any_number_of_warps_to_a_tile_row(multiprocessors, storage, monkeypatch):
     """Two tile rows in a thread block, and two warps that share one."""
     monkeypatch.setattr(kernels, "multiprocessors", lambda device: multiprocessors)

@@ -17,7 +17,7 @@ from tests.kernels.families import needs_numba_cuda
 
 AT_LEAST = {  # checks
     "cuda_bitmap.py": 9,
-    "cuda_spqr.py": 13,
+    "cuda_spqr.py": 11,
     "test_neurons.py": 18,
     "test_products.py": 44,
 }
