@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import gc
 import os
 
 import pytest
@@ -66,6 +67,16 @@ def opened(folder, **settings) -> OffloadedModel:
     return OffloadedModel.open(folder, **demand, **settings)
 
 
+@torch.no_grad()
+def in_parts(model, tokens, parts, cache=None):
+    """The logits of texts whose parts, so many tokens each, are passed one after the other."""
+    found = []
+    for part in tokens.split(list(parts), dim=1):
+        passed = model(part, past_key_values=cache, use_cache=True)
+        found, cache = [*found, passed.logits], passed.past_key_values
+    return torch.cat(found, 1)
+
+
 def run_and_kill(folder, ready):
     """Kill a process that generates from a packed folder. It has added no file to the folder and removed none.
 
@@ -104,6 +115,15 @@ def packed(tmp_path_factory):
         return made[key]
 
     return make
+
+
+@pytest.fixture
+def uncollected():
+    """Nothing is collected in the test."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

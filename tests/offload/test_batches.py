@@ -12,10 +12,10 @@ from toolkit.storage.experts import WholeExperts
 from toolkit.storage.neuron_packing import Neurons
 from toolkit.storage.packing import Linears, pack_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 LONG = 520  # tokens of a prompt
 STREAMED = {"placement": LayerMap(0, 0, 2), "method": "endor"}  # both layers come from disk for each pass
 WAYS = {
-    "layers": ("Qwen2", Linears(), STREAMED),
     "layers, packed": ("Qwen2", Linears(), STREAMED | {"method": "endor_packed"}),
     "layers, windowed": ("Mistral, windowed", Linears(), STREAMED),
     "layers, positions learned": ("GPT-2", Linears(), STREAMED),
@@ -26,10 +26,10 @@ WAYS = {
 }
 
 
-@pytest.fixture(params=WAYS)
-def both(request, tmp_path, one_thread):
+@pytest.fixture(scope="module", params=WAYS)
+def both(request, tmp_path_factory):
     """A model in memory, and the same from disk. By neuron all outputs count, so that logits are the dense ones."""
-    family, layout, options = WAYS[request.param]
+    (family, layout, options), tmp_path = WAYS[request.param], tmp_path_factory.mktemp("batches")
     model = load_family(family, tmp_path / "model", torch.float32)
     layout = layout or Neurons([0.0] * len(decoder_blocks(model)))
     pack_model(model, tmp_path / "packed", layout)
@@ -46,10 +46,6 @@ def assert_same_logits(both, ids, **named):
     expected, found = model(ids, **named).logits, packed.model(ids, **named).logits
     shown = named.get("attention_mask", torch.ones_like(ids)).bool()  # padding has no logits of its own
     torch.testing.assert_close(found[shown], expected[shown], rtol=1e-3, atol=1e-3)
-
-
-def test_a_batch_of_texts(both):
-    assert_same_logits(both, tokens(3, 9))
 
 
 def test_left_padding(both):

@@ -48,15 +48,13 @@ QUICK, SLOW = ["Llama, tied", "Qwen3-MoE"], ["Phi-3", "OPT", "Gemma3n", "Mixtral
 MIXTURES = {"Mixtral", "Qwen3-MoE"}
 METHODS = {
     "dense": {"format": ["dense", "endor"]},
-    "dense, int8": {"int8": True, "head": "int8"},
-    "magnitude": {"head": "dense"},
+    "magnitude": {"head": "int8"},
     "wanda": {"format": ["endor", "zstd"]},
     "wanda, int8": {"int8": True, "pattern": "2:4", "head": "spqr"},
     "sparsegpt": {"pattern": "2:4"},
     "spqr": {"head": "spqr", "outliers": 0.02},
     "neurons": {},
-    "neurons, trained": {"predictors": "low_rank"},
-    "neurons, unpredicted": {"predictors": "none", "head": "spqr"},
+    "neurons, trained": {"predictors": "low_rank", "head": "spqr"},
     "experts": {"head": "dense"},
     "experts, mixed": {"bits": 4, "mixed": 0.5},
 }
@@ -88,8 +86,7 @@ def pack_by_block(way: str, model: str, out: Path) -> None:
 def pack_whole(way: str, name: str, out: Path, dtype: torch.dtype) -> None:
     """As `pack` did it before: the model is changed in memory, block after block, then rounded, then written."""
     options = options_of(way, name, out)
-    unchanged = options.method == "experts" or (options.method == "dense" and not options.int8)
-    model = loading.load_model(name, torch.bfloat16 if unchanged else dtype)[0]
+    model = loading.load_model(name, torch.bfloat16 if options.method in ("dense", "experts") else dtype)[0]
     windows, layout, recipe, files, treatment = CUT.draw(TOKENS), None, None, None, None
     if options.method in ("magnitude", "wanda", "sparsegpt"):
         list(change_blocks(model, Pruning.by(options.method, options.sparsity, options.pattern), windows))
@@ -130,15 +127,14 @@ def neurons(model: nn.Module, name: str, options: Namespace):
     if kind != "low_rank":
         cut["windows"] = neuron_folder.SAMPLED
     samples = Samples.record(model, thresholds, TOKENS, **cut)
-    predictors = [None] * samples.layers if kind == "none" else STORED[kind].fit(model, thresholds.tolist(), samples)
+    predictors = STORED[kind].fit(model, thresholds.tolist(), samples)
     if kind == "low_rank":
         predictors = with_limits(predictors, samples, neuron_folder.KEPT)
     usage = [samples.active(layer).float().mean(0) for layer in range(samples.layers)]
 
     def files(place: Path) -> None:
         save_usage(place / USAGE, name, usage)
-        if kind != "none":
-            save_predictors(place / PREDICTORS, name, predictors)
+        save_predictors(place / PREDICTORS, name, predictors)
 
     needs = neuron_folder.neurons_needed(samples, predictors)
     return Neurons(thresholds.tolist(), needs=needs), files
@@ -200,9 +196,7 @@ def test_the_bytes_are_those_of_the_whole_model(tmp_path, monkeypatch, family):
     assert done == {*PACKERS} - {"kept", "neurons" if family in MIXTURES else "experts"}
 
 
-@pytest.mark.parametrize(
-    ("family", "way"), [("Llama, tied", "wanda"), ("Phi-3", "spqr"), ("OPT", "neurons"), ("Mixtral", "experts, mixed")]
-)
+@pytest.mark.parametrize(("family", "way"), [("Llama, tied", "wanda"), ("Mixtral", "experts, mixed")])
 def test_a_head_that_is_packed_later_gives_the_bytes_of_one_packed_at_once(tmp_path, monkeypatch, family, way):
     monkeypatch.setattr("toolkit.models.fast_dtype", lambda: torch.bfloat16)
     monkeypatch.setattr("toolkit.interchange.reading.load_tokenizer", lambda folder: None)
@@ -218,22 +212,7 @@ def test_a_head_that_is_packed_later_gives_the_bytes_of_one_packed_at_once(tmp_p
     check_stored(tmp_path / "later")
 
 
-def test_what_a_packed_folder_cannot_be_packed_as_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("toolkit.interchange.reading.load_tokenizer", lambda folder: None)
-    load_family("Llama, tied", tmp_path / "model", torch.bfloat16)
-    pack_by_block("magnitude", str(tmp_path / "model"), tmp_path / "packed")  # with its head
-    monkeypatch.setitem(METHODS, "kept", {"head": "int8"})
-    with pytest.raises(UserError, match="its head is packed already"):
-        pack_by_block("kept", str(tmp_path / "packed"), tmp_path / "again")
-    options = options_of("dense", str(tmp_path / "packed"), tmp_path / "again")
-    with pytest.raises(UserError, match="has weights in bfloat16, and keeps them"):
-        PACKERS["dense"].pack(Namespace(**vars(options) | {"dtype": "float32"}))
-    for model, head, why in (("model", "int8", "takes a folder that pack wrote"), ("packed", "whole", "nothing would")):
-        with pytest.raises(UserError, match=why):
-            PACKERS["kept"].check(Namespace(model=str(tmp_path / model), head=head))
-
-
-KILLED = ["wanda, int8", "spqr", "magnitude", "experts, mixed", "neurons", "neurons, trained", "Gemma3n, spqr"]
+KILLED = ["wanda, int8", "experts, mixed", "neurons, trained", "Gemma3n, spqr"]
 
 
 @pytest.mark.parametrize("case", KILLED)

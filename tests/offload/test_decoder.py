@@ -10,9 +10,9 @@ import torch
 
 import toolkit
 from tests.models.test_templates import TEMPLATES
+from tests.offload.conftest import in_parts
 from tests.offload.test_gguf_file import CASES, EXACT, difference, random_file, write
 from toolkit.errors import UserError
-from toolkit.kernels.engine.parallel import Task
 from toolkit.models.file_tokenizer import FileTokenizer
 from toolkit.models.gguf_header import read_header
 from toolkit.models.gguf_tokenizer import read_kept_tokenizer, read_tokenizer
@@ -22,7 +22,6 @@ from toolkit.offload.chat_template import ends_of, tokens_of
 from toolkit.offload.decoder import decoder as decoders
 from toolkit.offload.decoder.architecture import architecture_of
 from toolkit.offload.decoder.decoder import Decoder
-from toolkit.offload.decoder.steps import GatedFfn
 from toolkit.offload.generation import Request, Writer
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.placement import LayerMap
@@ -48,15 +47,11 @@ def logits(decoder):
 def test_blocks_give_the_logits_of_the_way_with_torch(tmp_path, name, kind, monkeypatch):
     """From disk they are the same to the bit."""
     random_file(name, kind, file := tmp_path / "model.gguf")
-    with OffloadedModel.open(file) as model, torch.no_grad():
-        cache, expected = None, []
-        for token in TOKENS[:12]:
-            done = model.model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
-            cache = done.past_key_values
-            expected.append(done.logits[0, 0])
+    with OffloadedModel.open(file) as model:
+        expected = in_parts(model.model, torch.tensor([TOKENS[:12]]), [1] * 12)[0]
     with opened(file) as decoder:
         found = torch.from_numpy(np.stack([decoder.step(token) for token in TOKENS[:12]]))
-        assert difference(found[1:], torch.stack(expected)[1:]) < 10 * EXACT
+        assert difference(found[1:], expected[1:]) < 10 * EXACT
         decoder.cut(0)
         found, pieces = logits(decoder), len(decoder.tiers)
     for in_dram, options in ((0, {"policy": "sequential", "reader": "threads"}), (pieces // 2, {})):
@@ -101,27 +96,6 @@ def test_a_full_context_takes_no_token(tmp_path):
             decoder.step(5)
 
 
-def test_an_ffn_in_python_runs_between_programs(tmp_path, monkeypatch):
-    random_file("qwen2", "Q4_K", file := tmp_path / "model.gguf")
-    with opened(file) as decoder:
-        expected = logits(decoder)
-
-    def halved(self, vectors):
-        """Half of the FFN's output, and the other half by Python."""
-
-        def half():
-            called.append(len(vectors.more))
-            vectors.more *= 2
-
-        return [*of_blocks(self, vectors), Task(lambda: vectors.more.__imul__(np.float32(0.5)), ()), Task(half, ())]
-
-    called, of_blocks = [], GatedFfn.steps
-    monkeypatch.setattr(GatedFfn, "steps", halved)
-    with opened(file) as decoder:
-        assert torch.equal(logits(decoder), expected)
-        assert called[:2] == [20] * 2
-
-
 def test_a_tensor_that_the_decoder_does_not_know_leaves_a_file_to_transformers(tmp_path):
     write(CASES["llama"].model(), CASES["llama"], file := tmp_path / "model.gguf")
     header = read_header(file)
@@ -141,10 +115,7 @@ def test_the_tokenizer_has_the_tokens_of_transformers(tmp_path):
             assert ours(text, add_special_tokens=special)["input_ids"] == ids
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
     assert ours.special_tokens_map == theirs.special_tokens_map
-    assert ours.eos_token_id == theirs.eos_token_id
     assert ours.all_special_ids == theirs.all_special_ids
-    assert ours.added_tokens_decoder.keys() == theirs.added_tokens_decoder.keys()
-    assert ours.convert_ids_to_tokens(5) == theirs.convert_ids_to_tokens(5)
 
 
 def test_a_conversation_has_the_tokens_of_transformers(tmp_path):
@@ -159,8 +130,7 @@ def test_a_conversation_has_the_tokens_of_transformers(tmp_path):
     assert ends_of(ours) == ends_of(theirs) == {theirs.eos_token_id}
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.5, 40, 0.9, seed=3)])
+@pytest.mark.parametrize(("name", "sampling"), [("llama", Sampling()), ("gemma3", Sampling(1.5, 40, 0.9, seed=3))])
 def test_texts_are_those_of_the_way_with_torch(tmp_path, name, sampling):
     write(CASES[name].model(), CASES[name], file := tmp_path / "model.gguf")
     tokenizer, request = read_kept_tokenizer(read_header(file)), Request(sampling, most=20)
@@ -174,9 +144,8 @@ def test_texts_are_those_of_the_way_with_torch(tmp_path, name, sampling):
         assert [text(decoder, TOKENS[:length]) for length in (1, 30)] == expected
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen2moe"])
-def test_commands_and_python_import_no_torch(tmp_path, name):
-    write(CASES[name].model(), CASES[name], file := tmp_path / "model.gguf")
+def test_commands_and_python_import_no_torch(tmp_path):
+    write(CASES["qwen2moe"].model(), CASES["qwen2moe"], file := tmp_path / "model.gguf")
     (prompts := tmp_path / "prompts").write_text("ab\nba\n")
     code = f"""if True:
         import io, sys, uvicorn
@@ -186,6 +155,8 @@ def test_commands_and_python_import_no_torch(tmp_path, name):
         file, limit = {str(file)!r}, ["--memory", "800MB"]
         assert main(["run", file, "--prompt", "ab", "--max-new-tokens", "3", *limit]) == 0
         assert main(["run", file, "--prompts", {str(prompts)!r}, "--max-new-tokens", "3", "--json", *limit]) == 0
+        draft = ["--draft", file, "--draft-tokens", "2"]
+        assert main(["run", file, "--prompt", "ab", "--max-new-tokens", "7", *limit, *draft]) == 0
         sys.stdin = io.StringIO("ab\\nba")
         assert main(["chat", file, "--stop", "a", *limit]) == 0
         uvicorn.Server.run = lambda server, sockets: print("serving")
@@ -199,6 +170,7 @@ def test_commands_and_python_import_no_torch(tmp_path, name):
     assert done.returncode == 0, done.stderr
     assert "peak" in done.stderr
     assert "a second" in done.stderr
+    assert "draft: " in done.stderr
     assert "serving" in done.stdout
 
 

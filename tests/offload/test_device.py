@@ -64,14 +64,6 @@ def test_memory_that_runs_out(stub, monkeypatch):
         gpu.pinned_buffer(5_000_000)
 
 
-def test_gpus_and_packages_that_are_not_there(stub, monkeypatch):
-    with pytest.raises(UserError, match="device 'cuda:2': torch sees 2 GPUs, the first of them cuda:0"):
-        open_device("cuda:2")
-    monkeypatch.setattr(device, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs numba-cuda: pip install -e '\.\[cuda\]'"):
-        open_device("cuda")
-
-
 @pytest.mark.skipif(NO_GPU, reason="needs a CUDA GPU")
 @pytest.mark.parametrize("method", ["dense", "zstd", "endor_cpu", "endor", "endor_packed"])
 def test_a_real_gpu_gives_what_the_model_gives_there(packed, method):

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from tests.families import FAMILIES, load_family
-from toolkit.errors import UserError
 from toolkit.offload.embedding import StoredEmbedding
 from toolkit.offload.model import OffloadedModel
 from toolkit.storage.direct import ChangedError
@@ -32,7 +31,7 @@ def packed(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("family", ["Qwen2", "GPT-NeoX", "GPT-J", "Mistral, windowed", OWN_HEAD])
+@pytest.mark.parametrize("family", ["GPT-NeoX", OWN_HEAD])
 def test_logits_are_those_of_the_embedding_in_memory(packed, family, one_thread):
     folder, model = packed(family)
     with OffloadedModel.open(folder, "endor") as opened, torch.no_grad():
@@ -43,20 +42,12 @@ def test_logits_are_those_of_the_embedding_in_memory(packed, family, one_thread)
         assert opened.budgets["dram"].taken["rest"] <= stored - embedding
 
 
-@pytest.mark.parametrize("family", ["Llama, tied", "Gemma3", "OPT, as 350m"])
+@pytest.mark.parametrize("family", ["Gemma3", "OPT, as 350m"])
 def test_the_heads_own_matrix_stays_in_memory(packed, family, one_thread):
     folder, model = packed(family)
     with OffloadedModel.open(folder, "endor") as opened, torch.no_grad():
         assert not isinstance(opened.model.get_input_embeddings(), StoredEmbedding)
         assert torch.equal(opened.model(IDS).logits, model(IDS).logits)
-
-
-def test_ids_that_are_no_integers_are_refused(packed):
-    with (
-        OffloadedModel.open(packed("Qwen2")[0]) as opened,
-        pytest.raises(UserError, match=r"token ids of torch.float32: expected integers"),
-    ):
-        opened.model(torch.tensor([[1.0]]))
 
 
 def test_a_shard_that_changes_meanwhile_is_noticed(packed, tmp_path, one_thread):

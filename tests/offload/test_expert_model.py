@@ -2,6 +2,7 @@
 
 import copy
 import errno
+import json
 from concurrent.futures import Future
 from contextlib import nullcontext
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from tests.models.test_experts import mixtures
-from tests.offload.conftest import opened
+from tests.offload.conftest import in_parts, opened
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks
 from toolkit.models.experts import decoder_experts, mixtures_by_layer
@@ -22,7 +23,7 @@ from toolkit.storage.packing import pack_model, tensors_beside
 
 PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
 GREEDY = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-FAMILIES = ("Mixtral", "Qwen3Moe", "Qwen2Moe", "Olmoe", "DeepseekV2")
+FAMILIES = ("Qwen2Moe", "DeepseekV2")  # experts that all tokens use, a first block without any; `test_families` has all
 CHANGES = {"DeepseekV2": {"num_key_value_heads": 4}}  # its attention has as many as heads
 COUNT = 6  # experts of a layer
 # four layers, so that look-ahead has something to do, of 1.6 MB an expert, so that a budget decides
@@ -80,11 +81,7 @@ def logits(packed, tokens, **options):
     """The logits of a prompt, of tokens one by one, and of a few at once, after another text."""
     with opened(packed.folder, verify=False, **options) as ours, torch.no_grad():
         ours.model(tokens.flip(1))
-        found, cache = [], None
-        for part in tokens.split([12, 1, 1, 1, 5, 1, 3], dim=1):
-            passed = ours.model(part, past_key_values=cache, use_cache=True)
-            found, cache = [*found, passed.logits], passed.past_key_values
-        return torch.cat(found, 1), [ffn.slots for ffn in ours.strategy.ffns]
+        return in_parts(ours.model, tokens, (12, 1, 1, 1, 5, 1, 3)), [ffn.slots for ffn in ours.strategy.ffns]
 
 
 def _least_liked(self, x):
@@ -144,16 +141,6 @@ def test_wrong_predictions_cost_reads_and_change_no_bit(mixtral, monkeypatch):
         assert torch.equal(found, expected)
         assert all(each.cache.of_experts.wasted > 0 for each in slots[1:])
         assert slots[0].cache.of_experts.prefetched == 0
-
-
-def test_a_prompt_that_needs_more_experts_than_there_are_slots_comes_in_parts(mixtral):
-    """Six tokens of three experts each; the slots hold one token's."""
-    with opened(mixtral.folder, dram_bytes=budget_of(mixtral, 3)) as ours, torch.no_grad():
-        found = ours.model(PROMPT).logits
-        caches = [ffn.slots.cache for ffn in ours.strategy.ffns]
-        assert {cache.slots for cache in caches} == {3}
-        assert max(cache.of_experts.needed for cache in caches) > 3
-        torch.testing.assert_close(found, mixtral.model(PROMPT).logits, rtol=1e-3, atol=1e-3)
 
 
 def test_counts_add_up_and_are_what_was_read(mixtral):
@@ -237,15 +224,10 @@ def test_a_read_error_in_a_prefetch_is_raised_where_the_expert_is_needed(mixtral
 
 def test_a_folder_of_another_model_is_refused(mixtral, tmp_path):
     """A configuration with other experts than those that are stored."""
-    folder = Packed("Mixtral", tmp_path / "store").folder
-    config = folder / "model" / "config.json"
-    for entry, match in (("num_local_experts", "experts"), ("intermediate_size", "experts")):
-        content = config.read_text(encoding="utf-8")
-        value = content.partition(f'"{entry}": ')[2].partition(",")[0]
-        config.write_text(content.replace(f'"{entry}": {value}', f'"{entry}": {int(value) + 1}'), encoding="utf-8")
-        with pytest.raises(UserError, match=match):
-            opened(folder, verify=False)
-        config.write_text(content, encoding="utf-8")
+    config = Packed("Mixtral", tmp_path / "store").folder / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_local_experts": COUNT + 1}))
+    with pytest.raises(UserError, match="experts"):
+        opened(tmp_path / "store", verify=False)
 
 
 def test_all_but_the_routed_experts_stay_in_memory(packed):

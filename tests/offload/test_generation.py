@@ -8,7 +8,7 @@ import pytest
 from toolkit.errors import UserError
 from toolkit.offload import generation
 from toolkit.offload.generation import Request, Reuse, Writer
-from toolkit.offload.sampling import Sampling, log_probabilities
+from toolkit.offload.sampling import log_probabilities
 from toolkit.offload.words import BROKEN, Words
 
 WORDS, PROMPT = 40, [5, 6, 7, 8, 9, 10]
@@ -149,11 +149,6 @@ def test_a_model_ends_its_text_and_so_do_most_tokens_and_a_full_context():
 def test_a_prompt_that_the_model_cannot_read_is_refused(prompt, words):
     with pytest.raises(UserError, match=words):
         next(new().continued(prompt, Request()))
-
-
-def test_a_seed_repeats_a_text():
-    drawn = {"sampling": Sampling(1.0, seed=7)}
-    assert tokens_of(new(), PROMPT, **drawn) == tokens_of(new(), PROMPT, **drawn) != tokens_of(new(), PROMPT)
 
 
 def test_a_cancelled_text_ends_before_its_next_pass_and_the_cache_goes_on(monkeypatch):

@@ -1,7 +1,6 @@
 """GGUF files that run as they are, against transformers' model with the same weights decoded."""
 
 from dataclasses import replace
-from itertools import pairwise
 from math import prod
 
 import pytest
@@ -10,6 +9,7 @@ import transformers
 from gguf_files import CASES, WORDS, write
 from gguf_twins import TWINS, write_twin
 
+from tests.offload.conftest import in_parts
 from toolkit.errors import UserError
 from toolkit.formats.twins import random_blocks
 from toolkit.hub import NO_CODE
@@ -26,34 +26,22 @@ EXACT = 1e-4  # of the logits' standard deviation, with weights decoded
 ROUNDED = 0.05  # of it, with vectors of 8 bits: the median token
 LONG = MOST_VECTORS + 1  # tokens whose weights are decoded
 WIDE = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256}
-KINDS = {  # blocks of 32 elements, of 256, and of one
+KINDS = {  # blocks of 32 elements, of 256, and of one; `tests/formats/test_ggml.py` has every type
     "llama": "Q4_K",
-    "qwen2": "Q6_K",
-    "qwen3moe": "Q4_K",
-    "qwen2moe": "Q5_0",
     "granitemoe, shared": "Q8_0",
     "gpt-oss": "MXFP4",
     "phi3": "Q5_K",
-    "gemma2": "Q4_0",
-    "mixtral": "Q3_K",
-    "glm4": "Q2_K",
-    "minimax-m2": "Q4_1",
+    "qwen2moe": "Q5_0",
     "command-r": "IQ4_XS",
     "starcoder2": "F16",
-    "olmo": "BF16",
 }
 MIXTURES = [name for name in CASES if CASES[name].fields.get("num_experts_per_tok")]
-ALIKE = ("llama", "qwen2", "qwen3moe", "gpt-oss")
+ALIKE = ("llama", "gpt-oss")
 
 
-@torch.no_grad()
-def logits(model, tokens=TOKENS):
+def logits(model):
     """Logits [tokens, vocabulary] of a long prompt, of a few tokens, and of one token after the other."""
-    prompt = model(tokens[:, :LONG], use_cache=True)
-    found, cache = [prompt.logits[0]], prompt.past_key_values
-    for first, end in pairwise([LONG, LONG + 4, *range(LONG + 5, tokens.shape[1] + 1)]):
-        found.append(model(tokens[:, first:end], past_key_values=cache, use_cache=True).logits[0])
-    return torch.cat(found).float()
+    return in_parts(model, TOKENS, (LONG, 4, *[1] * (TOKENS.shape[1] - LONG - 4)))[0].float()
 
 
 def difference(found, expected):
@@ -61,7 +49,7 @@ def difference(found, expected):
     return float((found - expected).abs().max() / expected.std())
 
 
-@pytest.mark.parametrize("name", ["llama", "granitemoe, shared", "gpt-oss", "qwen2"])
+@pytest.mark.parametrize("name", ["llama", "granitemoe, shared"])
 def test_prompts_make_a_few_rows_dense_at_a_time(tmp_path, monkeypatch, name):
     """Also rows that are stored in another order, or in two tensors."""
     original = CASES[name].model()
@@ -141,19 +129,9 @@ def test_a_twin_of_a_large_model_runs(tmp_path, monkeypatch, name):
     kinds = {tensor.kind for tensor in read_header(file).tensors.values()}
     assert kinds == {"F32", *(("Q4_K", "Q6_K") if twin.mixed else ("MXFP4", "Q8_0"))}
     with OffloadedModel.open(file) as opened:
-        found = logits(opened.model, TOKENS)
+        found = logits(opened.model)
     assert bool(found.isfinite().all())
     assert float(found.std()) > 0.1
-
-
-@pytest.mark.parametrize("name", ["llama, tied", "qwen3moe"])
-def test_greedy_text_is_that_of_the_model_in_memory(tmp_path, name):
-    original = CASES[name].model()
-    write(original, CASES[name], file := tmp_path / "model.gguf")
-    settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-    with OffloadedModel.open(file) as opened:
-        assert torch.equal(opened.generate(TOKENS, **settings), original.generate(TOKENS, **settings))
-        assert opened.tokenizer.decode(opened.tokenizer("the he")["input_ids"]) == "the he"
 
 
 def test_nothing_is_written(tmp_path, monkeypatch):
@@ -169,17 +147,12 @@ def test_nothing_is_written(tmp_path, monkeypatch):
 def test_what_cannot_run_as_it_is_says_what_can(tmp_path):
     write(CASES["llama"].model(), CASES["llama"], file := tmp_path / "model.gguf")
     header = read_header(file)
-    falcon = replace(header, metadata={"general.architecture": "falcon", "tokenizer.ggml.model": "gpt2"})
-    with pytest.raises(UserError, match=r"'falcon' do not run as they are, only those of arcee, .*: pack it first"):
-        GgufStore.of(falcon)
     kinds = {name: replace(tensor, kind="Q1_0") for name, tensor in header.tensors.items() if "attn_q." in name}
     with pytest.raises(UserError, match=r"'blk.0.attn_q.weight' has type Q1_0"):
         GgufStore.of(replace(header, tensors=header.tensors | kinds))
     moved = {name: replace(tensor, offset=tensor.offset + 1) for name, tensor in header.tensors.items()}
     with pytest.raises(UserError, match=r"lies at byte \d+; expected a multiple of 8"):
         GgufStore.of(replace(header, tensors=moved))
-    with pytest.raises(UserError, match="leave demand out"):
-        OffloadedModel.open(file, demand=Demand())
     file.write_bytes(file.read_bytes()[:-2000])
     with pytest.raises(UserError, match="cut short"):
         OffloadedModel.open(file)

@@ -14,7 +14,7 @@ from toolkit.formats import encode
 from toolkit.formats.scaled import Scaled
 from toolkit.formats.spqr import SpQRMatrix
 from toolkit.models import decoder_blocks, decoder_linears
-from toolkit.models.head import HEAD, head_parts, rows_of_part
+from toolkit.models.head import HEAD
 from toolkit.offload.embedding import StoredEmbedding
 from toolkit.offload.head import OffloadedHead
 from toolkit.offload.logit_check import check_logits
@@ -98,15 +98,3 @@ def test_a_gpu_gets_the_parts_as_it_gets_layers(method, tmp_path, monkeypatch, o
     with OffloadedModel.open(tmp_path / "packed", method, device="cuda") as opened, torch.no_grad():
         assert opened.placement.device == 2 + 2
         assert torch.equal(opened.model(IDS).logits, model(IDS).logits)
-
-
-def test_parts_are_no_larger_than_the_largest_matrix_and_hold_every_row():
-    config = LlamaConfig(
-        vocab_size=1001, hidden_size=32, intermediate_size=96, num_attention_heads=4, num_hidden_layers=1
-    )
-    model = LlamaForCausalLM(config)
-    rows = rows_of_part(model)
-    parts = head_parts(model, rows)
-    assert rows == 96
-    assert [part.out_features for part in parts] == [96] * 10 + [41]
-    assert torch.equal(torch.cat([part.weight for part in parts]), model.lm_head.weight)

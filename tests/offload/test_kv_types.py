@@ -11,6 +11,7 @@ from gguf_files import CASES, write
 
 import toolkit
 from tests.naive_cache import RoundedCache
+from tests.offload.conftest import in_parts
 from tests.offload.test_decoder import MUCH, TOKENS, check_cuts
 from tests.offload.test_gguf_file import WIDE, difference
 from tests.refusals import refused_command
@@ -54,11 +55,10 @@ def test_logits_are_those_of_a_cache_that_the_package_rounds(tmp_path, name):
     """
     model = wide_file(name, file := tmp_path / "model.gguf")
     cache, tokens = RoundedCache(config=model.config), torch.tensor([TOKENS])
-    parts = [TOKENS[:33], TOKENS[33:36], *([token] for token in TOKENS[36:])]
-    given = [model(torch.tensor([part]), past_key_values=cache, use_cache=True).logits[0] for part in parts]
-    expected, plain = torch.cat(given), model(tokens).logits[0]
+    parts = (33, 3, *[1] * 4)
+    expected, plain = in_parts(model, tokens, parts, cache)[0], model(tokens).logits[0]
     with opened(file, "q8_0") as decoder:
-        found = torch.from_numpy(np.concatenate([decoder.scores(part) for part in parts]))
+        found = torch.from_numpy(np.concatenate([decoder.scores(part[0].tolist()) for part in tokens.split(parts, 1)]))
     assert 5 * difference(found, expected) < difference(found, plain) < ROUNDED
     assert torch.equal(found.argmax(1), expected.argmax(1))
 

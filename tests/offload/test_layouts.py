@@ -1,10 +1,13 @@
 """Layers, neurons and experts from disk alike: right after errors, interrupts and damage, within small budgets."""
 
 import errno
+import gc
+import multiprocessing
 import os
 import re
 import shutil
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +40,7 @@ WAYS = {
     "experts": (1 + 3, 3, 1 / 2, LAYERS + 1),
 }
 TOKENS = 3
+PATIENCE_S = 60  # after which a process hangs
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -126,20 +130,12 @@ def test_after_control_c_the_model_works(case, monkeypatch):
 
 
 def test_options_that_the_layout_does_not_have_are_refused(case):
-    neurons, layers = "predictors" in case.settings, "method" in case.settings
-    wrong = [({"window": -1}, "window of -1 tokens: expected 0 or more")]
-    if layers:
-        wrong += [({"predictors": [None] * LAYERS}, "no neurons or experts")]
+    if "method" in case.settings:
+        wrong, told = {"predictors": [None] * LAYERS}, "no neurons or experts"
     else:
-        not_streamed = {"method": "endor", "placement": ON_DISK["placement"]}
-        not_streamed |= {} if neurons else {"predictors": [None] * LAYERS}
-        told = "holds (neurons|experts), which the CPU reads and uses; leave it out"
-        wrong += [({name: value}, f"{name}=.*{told}") for name, value in not_streamed.items()]
-    if neurons:
-        wrong += [({"predictors": case.settings["predictors"][1:]}, "3 predictors for 4 layers")]
-    for options, told in wrong:
-        with pytest.raises(UserError, match=told):
-            case.open(**options)
+        wrong, told = ON_DISK, "placement=.*holds (neurons|experts), which the CPU reads and uses; leave it out"
+    with pytest.raises(UserError, match=told):
+        case.open(**wrong)
 
 
 def test_a_killed_run_harms_nothing(case, tmp_path):
@@ -200,3 +196,53 @@ def test_bytes_reads_and_launches_of_a_token(case, monkeypatch):
     assert len(read) == TOKENS * LAYERS * reads
     assert sum(span.stage == "compute" for span in spans) == TOKENS * LAYERS * products
     assert len(launched) == TOKENS * programs
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_is_refused_and_can_open_for_itself(case):
+    """It has none of the threads that read for its parent's model."""
+
+    def child():
+        for use in (lambda: ours.generate(PROMPT, **GREEDY), lambda: ours.model(PROMPT)):
+            with pytest.raises(UserError, match=f"opened in process {os.getppid()}, which forked this one: open its"):
+                use()
+        ours.close()
+        with case.open() as own:
+            assert case.is_right(own)
+
+    with case.open() as ours:
+        assert case.is_right(ours)
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        process.join(PATIENCE_S)
+        process.kill()
+        assert process.exitcode == 0
+        assert case.is_right(ours)
+
+
+@pytest.mark.parametrize("at_opening", [True, False])
+def test_inference_mode_at_opening_or_for_some_of_the_texts(case, at_opening):
+    with torch.inference_mode(at_opening):
+        ours = case.open()
+    with ours:
+        cache = None
+        for inference in (not at_opening, at_opening, not at_opening):
+            with torch.inference_mode(inference):
+                assert case.is_right(ours)
+            with torch.inference_mode(not inference), torch.no_grad():  # a cache of the other mode goes on
+                passed = ours.model(PROMPT if cache is None else PROMPT[:, :1], past_key_values=cache)
+                cache = passed.past_key_values
+
+
+def used(case):
+    """Weak references to the parts of a model that was opened, run and closed."""
+    with case.open(verify=False) as ours:
+        ours.generate(PROMPT, **GREEDY)
+    return [weakref.ref(part) for part in (ours, ours.strategy, *ours.model.modules())]
+
+
+def test_nothing_refers_to_what_was_closed(case, uncollected):
+    """No memory, files or threads of it wait for the cycle collector."""
+    used(case)  # it may compile kernels, and what compiles leaves frames to the collector
+    gc.collect()
+    assert [part() for part in used(case) if part() is not None] == []

@@ -1,5 +1,6 @@
 import json
 import shutil
+from itertools import cycle
 
 import pytest
 import torch
@@ -27,8 +28,7 @@ def logits(model) -> torch.Tensor:
         return model(PROMPT).logits
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("family", "policy"), zip(FAMILIES, cycle(POLICIES), strict=False))
 def test_every_family_gives_the_same_logits_and_tokens_from_disk(packed, family, policy):
     model, folder = packed(family)
     with OffloadedModel.open(folder, "endor", placement=LayerMap(0, 1, LAYERS - 1), policy=policy) as ours:
@@ -156,9 +156,7 @@ def test_text_follows_a_prompt_as_transformers_makes_it(smollm2):
     tokens = model.generate(**prompt, max_new_tokens=5, do_sample=False)[0, prompt["input_ids"].shape[1] :]
     with OffloadedModel.open(folder, "endor", verify=False) as ours:
         assert ours.generate_text("The library of Alexandria was", tokens=5) == tokenizer.decode(tokens)
-        assert repr(ours).startswith(f"<OffloadedModel '{folder}': 30 layers in DRAM, 0 on disk (")
         assert "30 layers in DRAM" in ours._repr_html_()
         assert "<th>endor</th>" in ours.store._repr_html_()
-        for wrong, message in {"": "makes no token", "A": "tokens=0: expected a whole number"}.items():
-            with pytest.raises(UserError, match=message):
-                ours.generate_text(wrong, tokens=0 if wrong else 1)
+        with pytest.raises(UserError, match="makes no token"):
+            ours.generate_text("", tokens=1)

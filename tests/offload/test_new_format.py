@@ -1,6 +1,7 @@
 """A format that only a test knows: it is registered, and the runtime runs a model in it."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 from tests.offload.conftest import LAYERS, pruned
 from tests.offload.pretend import PretendGpu
 from toolkit.errors import UserError
-from toolkit.formats import FORMATS
+from toolkit.formats import FORMATS, encode
 from toolkit.formats.packed import Packed, expect
 from toolkit.formats.scaled import Scaled
 from toolkit.measure.turns import take_turns
@@ -64,31 +65,24 @@ class Multiplied(Backwards):
         return (self.reversed.float() @ x.float()).flip(0)
 
 
-@pytest.fixture(params=[Backwards, Multiplied])
-def toy(request, monkeypatch):
-    """A registered format. Nothing else is needed to run it on the CPU."""
-    monkeypatch.setitem(FORMATS, "backwards", request.param)
+@pytest.fixture(params=[False, True], ids=["plain", "int8"])
+def packed(request, tmp_path, monkeypatch):
+    """A model, and the folder that it is packed in by a registered format: as it is, or in int8 with scales."""
+    monkeypatch.setitem(FORMATS, "backwards", Multiplied if request.param else Backwards)
     monkeypatch.setitem(METHODS, "on_gpu", Method("backwards", "device"))
     monkeypatch.setattr(Multiplied, "products", [])
-    return request.param
-
-
-@pytest.fixture(params=["plain", "int8"])
-def packed(request, toy, tmp_path):
-    """A model, and the folder that it is packed in by the toy format: as it is, or in int8 with scales."""
     model, folder = pruned("llama"), tmp_path / "store"
-    pack = ("backwards",) if request.param == "plain" else {"backwards": lambda w: Scaled.encode("backwards", w)}
-    pack_model(model, folder, Linears(pack))
-    if request.param == "int8":
+    pack_model(model, folder, Linears({"backwards": partial(Scaled.encode if request.param else encode, "backwards")}))
+    if request.param:
         round_to_int8(model)
     return model, folder
 
 
 @pytest.mark.parametrize("method", ["backwards", "backwards_packed"])
-def test_a_new_format_runs_on_the_cpu(packed, toy, method):
+def test_a_new_format_runs_on_the_cpu(packed, method):
     model, folder = packed
     multiplies = method == "backwards_packed"
-    if multiplies and toy is Backwards:
+    if multiplies and FORMATS["backwards"] is Backwards:
         with pytest.raises(UserError, match="unknown method 'backwards_packed'"):
             OffloadedModel.open(folder, method)
         return

@@ -99,23 +99,6 @@ def test_threads_that_open_run_and_close_at_once(folders, default_type):
     assert [name for name in before if before[name] != after[name]] == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("at_opening", [True, False])
-def test_inference_mode_at_opening_or_for_some_of_the_texts(folders, kind, at_opening):
-    folder, method, expected = folders[kind]
-    with torch.inference_mode(at_opening):
-        model = OffloadedModel.open(folder, method)
-    with model:
-        cache = None
-        for inference in (not at_opening, at_opening, not at_opening):
-            with torch.inference_mode(inference):
-                made = model.generate(PROMPT, **GREEDY)
-                assert torch.equal(made, expected)
-            with torch.inference_mode(not inference), torch.no_grad():  # a cache of the other mode goes on
-                passed = model.model(PROMPT if cache is None else PROMPT[:, :1], past_key_values=cache)
-                cache = passed.past_key_values
-
-
 def test_changes_that_overlap_are_undone_by_the_last():
     before = process()
     first, second = hub.quiet(), hub.quiet()

@@ -6,6 +6,7 @@ from itertools import cycle
 import pytest
 import torch
 
+from tests.kernels.families import each_with_one
 from tests.offload.conftest import LAYERS, pruned
 from tests.offload.pretend import PretendGpu
 from toolkit.errors import UserError
@@ -32,6 +33,7 @@ LONG = torch.arange(MOST_VECTORS + 1)[None]  # decoded by every method
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
 SPREAD = LayerMap(0, 1, LAYERS - 1)
 FORMS = {form: lambda weight, form=form: Scaled.encode(form, weight) for form in ("endor", "zstd", "dense")}
+DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 LARGEST = 70 * 48  # elements of the largest weight
 
 
@@ -75,8 +77,7 @@ def quantised(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("method", "dtype"), each_with_one([*METHODS], DTYPES))
 def test_every_method_gives_the_rounded_models_logits(quantised, method, dtype):
     model, folder = quantised(int8, "llama", dtype)
     with torch.no_grad(), OffloadedModel.open(folder, method, placement=SPREAD) as ours:
@@ -88,8 +89,7 @@ def test_every_method_gives_the_rounded_models_logits(quantised, method, dtype):
         torch.testing.assert_close(found, single, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("family", ["llama", "opt"])  # both have biases
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("family", "dtype"), [("llama", torch.float32), ("opt", torch.bfloat16)])  # both have biases
 def test_a_store_of_both_formats_gives_the_logits_of_the_model_in_memory(quantised, family, dtype):
     model, folder = quantised(spqr, family, dtype)
     for method in ("spqr", "spqr_packed"):
@@ -114,7 +114,7 @@ def test_scales_come_along_to_a_gpu(quantised, monkeypatch, make, method):
 
 @pytest.mark.parametrize(
     ("make", "method", "element_bytes"),  # integers, and what they stand for
-    [(int8, "dense", 4), (int8, "endor", 5), (int8, "zstd", 5), (int8, "endor_packed", 5), (spqr, "spqr", 4)],
+    [(int8, "dense", 4), (int8, "endor", 5), (int8, "endor_packed", 5), (spqr, "spqr", 4)],
 )
 def test_the_budget_counts_integers_and_what_they_stand_for(quantised, monkeypatch, make, method, element_bytes):
     monkeypatch.setattr(buffers, "HUGE_PAGE_BYTES", BLOCK_BYTES)

@@ -61,18 +61,18 @@ def served(request, tmp_path_factory):
     return model, folder
 
 
-def test_products_are_bound_once_for_each_slot_that_a_layer_passes_through(served, monkeypatch):
+def test_products_are_bound_once_for_each_slot_that_a_layer_passes_through(packed, monkeypatch):
     """Three layers are read through two slots, so each lies in the other slot at the next token."""
     made, program = [], single_token.Program
     monkeypatch.setattr(single_token, "Program", lambda stages: made.append(1) or program(stages))
-    with OffloadedModel.open(served[1], "endor_packed", placement=LayerMap(0, 1, 3)) as ours:
-        stepwise(ours.model, DynamicCache(config=served[0].config))
+    with OffloadedModel.open(packed()[1], "endor_packed", placement=LayerMap(0, 1, 3)) as ours:
+        stepwise(ours.model, DynamicCache())
     assert len(made) == 1 + 2 * 3  # the layer that stays is one stretch
 
 
-def test_a_step_holds_no_cache_of_an_earlier_text(served):
-    with OffloadedModel.open(served[1], "endor_packed") as ours:
-        cache = DynamicCache(config=served[0].config)
+def test_a_step_holds_no_cache_of_an_earlier_text(packed):
+    with OffloadedModel.open(packed()[1], "endor_packed") as ours:
+        cache = DynamicCache()
         stepwise(ours.model, cache)
         rooms = [weakref.ref(layer.room) for layer in cache.layers]
         del cache
@@ -80,12 +80,11 @@ def test_a_step_holds_no_cache_of_an_earlier_text(served):
         assert not any(room() is not None for room in rooms)
 
 
-def test_all_that_stays_is_one_call(served, monkeypatch):
+def test_all_that_stays_is_one_call(packed):
     """Layers that pass have a call each, and the last of them has the norm and the head."""
-    with OffloadedModel.open(served[1], "endor_packed") as ours:
-        step = SingleToken.of(ours.model)
-        assert len(step.stretches) == 1
-    with OffloadedModel.open(served[1], "endor_packed", placement=LayerMap(0, 1, 3)) as ours:
+    with OffloadedModel.open(packed()[1], "endor_packed") as ours:
+        assert len(SingleToken.of(ours.model).stretches) == 1
+    with OffloadedModel.open(packed()[1], "endor_packed", placement=LayerMap(0, 1, 3)) as ours:
         assert len(SingleToken.of(ours.model).stretches) == 1 + 3
 
 
@@ -171,7 +170,6 @@ def test_a_window_moves_as_that_of_transformers(monkeypatch, prompt):
     "named",
     [
         {"output_hidden_states": True},
-        {"output_attentions": True},
         {"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1, 1]])},
         {"use_cache": False},
         {"return_dict": False},

@@ -133,8 +133,7 @@ def test_direct_reads_need_no_slots_in_dram(packed, monkeypatch):
         OffloadedModel.open(folder, "endor_packed", **how)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kept", [0, 2, LAYERS])
+@pytest.mark.parametrize(("method", "kept"), zip(METHODS, cycle([2, 0, LAYERS]), strict=False))
 def test_budgets_decide_what_stays_and_are_never_exceeded(packed, gpu, method, kept):
     model, folder = packed("llama")
     where = LayerMap(kept, min(1, LAYERS - kept), max(0, LAYERS - kept - 1))
