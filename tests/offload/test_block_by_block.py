@@ -48,13 +48,15 @@ QUICK, SLOW = ["Llama, tied", "Qwen3-MoE"], ["Phi-3", "OPT", "Gemma3n", "Mixtral
 MIXTURES = {"Mixtral", "Qwen3-MoE"}
 METHODS = {
     "dense": {"format": ["dense", "endor"]},
-    "magnitude": {"head": "int8"},
+    "dense, int8": {"int8": True, "head": "int8"},
+    "magnitude": {"head": "dense"},
     "wanda": {"format": ["endor", "zstd"]},
     "wanda, int8": {"int8": True, "pattern": "2:4", "head": "spqr"},
     "sparsegpt": {"pattern": "2:4"},
     "spqr": {"head": "spqr", "outliers": 0.02},
     "neurons": {},
-    "neurons, trained": {"predictors": "low_rank", "head": "spqr"},
+    "neurons, trained": {"predictors": "low_rank"},
+    "neurons, unpredicted": {"predictors": "none", "head": "spqr"},
     "experts": {"head": "dense"},
     "experts, mixed": {"bits": 4, "mixed": 0.5},
 }
@@ -86,7 +88,8 @@ def pack_by_block(way: str, model: str, out: Path) -> None:
 def pack_whole(way: str, name: str, out: Path, dtype: torch.dtype) -> None:
     """As `pack` did it before: the model is changed in memory, block after block, then rounded, then written."""
     options = options_of(way, name, out)
-    model = loading.load_model(name, torch.bfloat16 if options.method in ("dense", "experts") else dtype)[0]
+    unchanged = options.method == "experts" or (options.method == "dense" and not options.int8)
+    model = loading.load_model(name, torch.bfloat16 if unchanged else dtype)[0]
     windows, layout, recipe, files, treatment = CUT.draw(TOKENS), None, None, None, None
     if options.method in ("magnitude", "wanda", "sparsegpt"):
         list(change_blocks(model, Pruning.by(options.method, options.sparsity, options.pattern), windows))
@@ -127,14 +130,15 @@ def neurons(model: nn.Module, name: str, options: Namespace):
     if kind != "low_rank":
         cut["windows"] = neuron_folder.SAMPLED
     samples = Samples.record(model, thresholds, TOKENS, **cut)
-    predictors = STORED[kind].fit(model, thresholds.tolist(), samples)
+    predictors = [None] * samples.layers if kind == "none" else STORED[kind].fit(model, thresholds.tolist(), samples)
     if kind == "low_rank":
         predictors = with_limits(predictors, samples, neuron_folder.KEPT)
     usage = [samples.active(layer).float().mean(0) for layer in range(samples.layers)]
 
     def files(place: Path) -> None:
         save_usage(place / USAGE, name, usage)
-        save_predictors(place / PREDICTORS, name, predictors)
+        if kind != "none":
+            save_predictors(place / PREDICTORS, name, predictors)
 
     needs = neuron_folder.neurons_needed(samples, predictors)
     return Neurons(thresholds.tolist(), needs=needs), files
