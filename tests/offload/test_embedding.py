@@ -42,7 +42,7 @@ def test_logits_are_those_of_the_embedding_in_memory(packed, family, one_thread)
         assert opened.budgets["dram"].taken["rest"] <= stored - embedding
 
 
-@pytest.mark.parametrize("family", ["Gemma3", "OPT, as 350m"])
+@pytest.mark.parametrize("family", ["Gemma3", "OPT, as 350m", "Falcon, with biases"])
 def test_the_heads_own_matrix_stays_in_memory(packed, family, one_thread):
     folder, model = packed(family)
     with OffloadedModel.open(folder, "endor") as opened, torch.no_grad():
