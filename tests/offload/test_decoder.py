@@ -116,6 +116,8 @@ def test_the_tokenizer_has_the_tokens_of_transformers(tmp_path):
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
     assert ours.special_tokens_map == theirs.special_tokens_map
     assert ours.all_special_ids == theirs.all_special_ids
+    assert ours.added_tokens_decoder.keys() == theirs.added_tokens_decoder.keys()
+    assert ours.convert_ids_to_tokens(5) == theirs.convert_ids_to_tokens(5)
 
 
 def test_a_conversation_has_the_tokens_of_transformers(tmp_path):

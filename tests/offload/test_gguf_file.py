@@ -115,6 +115,7 @@ def test_the_least_memory_gives_the_same_logits(tmp_path, name):
             assert torch.equal(found, logits(whole.model))
             assert difference(found, logits(original)) < EXACT
             assert sum(it[2] for it in opened.timeline.nearest() if it[0] == "read") > whole.store.ops_bytes
+            assert opened.tokenizer.decode(opened.tokenizer("the he")["input_ids"]) == "the he"
 
 
 @pytest.mark.parametrize("name", ["llama2-7b", "gpt-oss-20b"])

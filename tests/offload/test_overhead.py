@@ -64,6 +64,15 @@ def test_a_budget_leaves_room_for_the_rest(free):
         budget_within(10_000_000, 10**12, coming)
 
 
+def test_a_peak_is_seen():
+    with memory_limits.Peak() as peak:
+        before = peak.look()
+        block = bytearray(50_000_000)
+        assert peak.look() >= before + 40_000_000
+        del block
+        assert peak.look() >= before + 40_000_000
+
+
 def test_a_limit_for_the_process_leaves_what_it_does_not_hold(free, monkeypatch):
     coming = Overhead(100_000_000, 0, 0, 0, 0, 0, 0)
     free(900_000_000)
