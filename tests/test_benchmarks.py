@@ -36,7 +36,7 @@ SMALL = {
     "gpu": "--only outliers --repetitions 1",
     "drawing": "--neurons 4096 --tokens 8 --repetitions 1",
     "int8": "--rows 64 --columns 64 --repetitions 1",
-    "kv_types": "{tmp}/model.gguf --texts 2 --tokens 600 --corpora python-sources",
+    "kv_types": "{tmp}/model.gguf --texts 2 --tokens 60 --corpora python-sources",
     "memory_limits": "{tmp}/packed --limits 900 --first 1",
     "neuron_records": "--hidden 256 --neurons 64 --repetitions 1",
     "neurons": "--hidden 64 --neurons 256 --repetitions 1",
