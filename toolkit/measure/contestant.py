@@ -139,6 +139,6 @@ class Decoding(Contestant):
     def token(self, number: int) -> Tensor:
         """One pass. Returns the logits of the last tokens, [batch, vocabulary]."""
         past = self._past if number else None
-        output = self.model(self.text.inputs[number], **{CACHE: past}, use_cache=self.text.cached)
+        output = cached_pass(self.model, self.text.inputs[number], past, self.text.cached)
         self._past = getattr(output, CACHE)
         return output.logits[:, -1]

@@ -12,6 +12,8 @@ NEW_NAME = (5, 24)  # the version that gave the cache another name; it is that o
 CACHE = "cache" if tuple(map(int, version("transformers").split(".")[:2])) >= NEW_NAME else "past_key_values"
 
 
-def cached_pass(model: "nn.Module", ids: "Tensor", cache: "Cache | None", **more: object) -> "CausalLMOutputWithPast":
+def cached_pass(
+    model: "nn.Module", ids: "Tensor", cache: "Cache | None", use_cache: bool = True, **more: object
+) -> "CausalLMOutputWithPast":
     """The output of a pass over tokens, int64 [batch, tokens], that follow those in `cache`; None begins a text."""
-    return model(input_ids=ids, **{CACHE: cache}, use_cache=True, **more)
+    return model(input_ids=ids, **{CACHE: cache}, use_cache=use_cache, **more)
