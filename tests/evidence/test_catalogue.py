@@ -123,3 +123,8 @@ def test_presets_are_read_and_wrong_ones_named(place):
         place("presets.yaml", yaml.safe_dump(presets))
         with pytest.raises(UserError, match=told):
             catalogue.notebooks()
+
+
+def test_explorers_are_not_run_by_name():
+    with pytest.raises(UserError, match=r"explore/bits: explorers are opened by hand, in JupyterLab"):
+        catalogue.select(["explore/bits"])

@@ -22,7 +22,7 @@ from toolkit.interchange.gguf import layer_bytes, layer_span, write_gguf
 from toolkit.measure import llama_cpp, llama_cpp_driver, llama_cpp_process
 from toolkit.measure.child import Child
 from toolkit.measure.llama_cpp import PROMPT, LlamaCpp, pinned_ranges
-from toolkit.measure.llama_cpp_process import WARM_TOKENS, NoRoom, run_process
+from toolkit.measure.llama_cpp_process import WARM_TOKENS, NoRoom, TooSlow, run_process
 from toolkit.measure.turns import take_turns
 from toolkit.models import shapes
 from toolkit.models.twins import twin_model
@@ -181,6 +181,9 @@ def test_a_whole_process_within_a_limit(model, tmp_path, monkeypatch):
     (tmp_path / "driver.py").write_text("import os\nos.kill(os.getpid(), 9)")
     with pytest.raises(NoRoom, match=r"llama.cpp, read, needs more than 0 MB"):
         run_process(file, 9000, "read", prompt=[7], tokens=4)
+    (tmp_path / "driver.py").write_text("import time\ntime.sleep(60)")
+    with pytest.raises(TooSlow, match=r"llama.cpp, mapped, was ended after 0 s"):
+        run_process(file, 9000, "mapped", prompt=[7], tokens=4, most_s=0.1)
 
 
 def test_it_is_missing_where_it_cannot_be_installed_and_says_why(tmp_path, monkeypatch):

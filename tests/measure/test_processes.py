@@ -1,5 +1,7 @@
 """Whole processes that take turns: stand-ins without a process, and a small real one in a memory cgroup."""
 
+import itertools
+import threading
 from math import nan
 from types import SimpleNamespace
 
@@ -114,8 +116,8 @@ def rival(monkeypatch, tmp_path):
     write(CASES["llama"].model(), CASES["llama"], file := tmp_path / "model.gguf")
     calls = []
 
-    def run_process(file, limit, load, prompt, tokens):
-        calls.append((load, limit))
+    def run_process(file, limit, load, prompt, tokens, most_s):
+        calls.append((load, limit, tokens, most_s))
         if load == "repacked" and limit < 10**8:
             raise NoRoom("killed")
         if load == "broken":
@@ -131,14 +133,20 @@ def rival(monkeypatch, tmp_path):
     return found
 
 
-def test_llama_cpp_goes_on_with_its_fastest_load(rival):
+def test_llama_cpp_goes_on_with_its_fastest_load(rival, capsys):
     for limit, best in ((5 * 10**7, "mapped"), (10**9, "repacked")):
         first, second = rival.take("text", 8, limit), rival.take("text", 8, limit)
         assert first == second
         assert first.note == f"{best}, a build"
         assert (first.text, first.read_mb, first.peak_mb, first.cpu_s) == ("[7]", 0.002, 3.0, 0.5)
     tried = ["mapped", "repacked", "broken"]
-    assert [load for load, limit in rival.calls] == [*tried, "mapped", *tried, "repacked"]
+    assert [call[0] for call in rival.calls] == [*tried, "mapped", "mapped", *tried, "repacked", "repacked"]
+    assert [call[2] for call in rival.calls] == [4, 4, 4, 8, 8] * 2
+    assert capsys.readouterr().err.splitlines()[:3] == [
+        "llama.cpp, mapped: 2 tokens/s in a trial of 4",
+        "killed",
+        "cannot run the file",
+    ]
     rival.loads = ("repacked",)
     assert rival.take("text", 8, 6 * 10**7).verdict == KILLED
 
@@ -147,7 +155,22 @@ def test_llama_cpp_goes_on_with_loads_near_the_fastest(rival):
     rival.loads = ("mapped", "pinned", "repacked")
     assert rival.take("text", 8, 10**9).tokens_per_s == 3.0
     assert rival.take("text", 8, 10**9).note == "repacked, a build"
-    assert [load for load, _ in rival.calls[3:]] == ["pinned", "repacked"]
+    assert [call[0] for call in rival.calls[3:]] == ["pinned", "repacked"] * 2
+
+
+def test_a_trial_as_long_as_a_turn_is_one(rival):
+    assert rival.take("text", 4, 10**9).tokens_per_s == 3.0
+    assert [call[2] for call in rival.calls] == [4, 4, 4]
+
+
+def test_a_load_may_take_twice_as_long_as_the_fastest_one(rival, monkeypatch):
+    clock = itertools.accumulate([0, 30, 0, 13, 0, 1])  # seconds at the begin and the end of each trial
+    monkeypatch.setattr(processes, "time", SimpleNamespace(perf_counter=clock.__next__))
+    rival.loads = ("pinned", "mapped", "repacked")
+    rival.take("text", 4, 10**9)
+    first, *most_s = [call[3] for call in rival.calls]
+    assert first == threading.TIMEOUT_MAX
+    assert most_s == [60.0, 26.0]
 
 
 def test_a_rival_that_reads_less_than_its_limit_allows_is_not_counted(rival):

@@ -158,6 +158,8 @@ def select(names: list[str]) -> list[Notebook]:
     known = notebooks()
     papers = {notebook.paper for notebook in known.values()}
     if stray := [name for name in names if name not in known and name not in papers]:
+        if stray[0].partition("/")[0] == EXPLORE:
+            raise UserError(f"{stray[0]}: explorers are opened by hand, in JupyterLab: notebooks/{EXPLORE}/")
         raise unknown("notebook or paper", stray[0], papers | set(known))
     return [book for book in known.values() if not names or book.id in names or book.paper in names]
 

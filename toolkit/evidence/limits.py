@@ -93,10 +93,10 @@ def _panel(axes: Axes, panel: pd.DataFrame, styles: dict[str, dict]) -> None:
         if predicted == predicted and getattr(row, "at_best", False) != 1:
             axes.plot(row.x, predicted, **PLANNED | {"markeredgecolor": style["color"]})
         axes.plot(row.x, row.tokens_per_s, linestyle="none", zorder=3, **style)
-    _name_fastest(axes, panel)
+    _name_fastest(axes, panel, styles)
 
 
-def _name_fastest(axes: Axes, panel: pd.DataFrame) -> None:
+def _name_fastest(axes: Axes, panel: pd.DataFrame, styles: dict[str, dict]) -> None:
     """The speed of the fastest way of either side at a price of up to `NEAR`, beside its mark; of all, if none is."""
     near = panel[panel["x"] <= NEAR]
     sides = [rows if len(rows) else panel[panel["rival"].eq(side)] for side, rows in _by_side(panel, near)]
@@ -111,6 +111,7 @@ def _name_fastest(axes: Axes, panel: pd.DataFrame) -> None:
             va="center",
             fontsize=10,
             fontweight="bold",
+            color=styles[row.way]["color"],
             zorder=4,
             path_effects=[HALO],  # other marks may stand where it is written
         )

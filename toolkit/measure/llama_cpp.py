@@ -38,9 +38,9 @@ from toolkit.timeline import ReportedTime
 PACKAGE, VERSION = "xllamacpp", "2026.10.11549"
 # ways of running a file, each with the driver's way of loading it
 LOADS = {
+    "pinned": "mapped",  # as much of the mapped file is locked in memory as fits; often the best, so it comes first
     "mapped": "mapped",  # products read the file's pages
-    "pinned": "mapped",  # besides, as much of the file is locked in memory as fits
-    "random": "mapped",  # mapped, without the system's read-ahead
+    "random": "mapped",  # the same without the system's read-ahead
     "repacked": "repacked",  # repacked copies beside the mapped file: llama.cpp's default
     "read": "read",  # repacked copies alone
 }

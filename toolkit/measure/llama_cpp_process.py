@@ -9,6 +9,7 @@ limited.
 """
 
 import math
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -28,6 +29,10 @@ ROOM = 8  # tokens of context beyond those asked for
 
 class NoRoom(UserError):
     """The system ended the process, since it needs more memory than the limit."""
+
+
+class TooSlow(UserError):
+    """The process was ended, since it took longer than it may."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,20 @@ class Process:
 
 
 def run_process(
-    file: Path, limit_bytes: int | None, load: str, prompt: Sequence[int], tokens: int, temperature: float = 0.0
+    file: Path,
+    limit_bytes: int | None,
+    load: str,
+    prompt: Sequence[int],
+    tokens: int,
+    temperature: float = 0.0,
+    most_s: float = threading.TIMEOUT_MAX,
 ) -> Process:
     """Generate some tokens to warm up, then `tokens` after the prompt, loaded as one of `llama_cpp.LOADS`.
 
     "pinned" pins what the limit leaves once the first tokens are generated. Drop the file's pages before the call:
-    those in the page cache count for nobody. Raises `NoRoom` if the process is killed, and `UserError` if llama.cpp or
-    a memory cgroup cannot be had, or if llama.cpp cannot run the file.
+    those in the page cache count for nobody. Raises `NoRoom` if the process is killed, `TooSlow` if it takes more than
+    `most_s` seconds in all, and `UserError` if llama.cpp or a memory cgroup cannot be had, or if llama.cpp cannot run
+    the file.
     """
     command = llama_cpp.command(file, len(prompt) + tokens + WARM_TOKENS + ROOM, load)
     request = {"tokens": list(prompt), "temperature": temperature}
@@ -67,6 +79,8 @@ def run_process(
             group.limit(limit_bytes)
         begun_s = time.perf_counter()
         child = Child("llama.cpp", command)
+        clock = threading.Timer(most_s, child.process.kill)
+        clock.start()
 
         def own_bytes() -> int:
             return group.other_bytes if group else memory_limits.anonymous_bytes(child.process.pid)
@@ -81,10 +95,13 @@ def run_process(
             child.ask(generate=WARM_TOKENS, **request)
             reply, own = child.ask(generate=tokens, **request), own_bytes()
         except UserError as error:
+            if time.perf_counter() - begun_s >= most_s:
+                raise TooSlow(f"llama.cpp, {load}, was ended after {most_s:.0f} s") from error
             if limit_bytes is None or child.process.wait() not in KILLED:
                 raise
             raise NoRoom(f"llama.cpp, {load}, needs more than {limit_bytes / 1e6:.0f} MB: it was killed") from error
         finally:
+            clock.cancel()
             child.close()
     read, cpu_s = reply["read_bytes"] / tokens, reply.get("cpu_seconds", math.nan) / tokens
     build = f"{llama_cpp.which()}; {instructions}"

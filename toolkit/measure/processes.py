@@ -36,10 +36,13 @@ from toolkit.measure.summary import summary
 from toolkit.measure.turns import take_again
 from toolkit.models.gguf_header import read_header
 from toolkit.offload.overhead import COMPILER
+from toolkit.progress import tell
 from toolkit.storage.direct import drop_pages
 
 LEAST, TURN_S = 4, 20.0  # tokens of a turn: so many, or doubled as long as they take no longer than this
-NEAR = 0.7  # of the fastest load's speed: slower loads of llama.cpp take no further turns
+NEAR = 0.7  # of the fastest load's speed: slower loads of llama.cpp take no turns
+BEHIND = 2.0  # times the seconds of the fastest load's trial: one that takes longer is ended
+TRIAL_S, OPENED_PER_S = 20.0, 0.5e9  # but not before so many seconds, besides those of opening the file at this rate
 RAN, KILLED, REFUSED, FAILED = "ran", "killed", "refused", "failed"
 DIGEST = 8  # hexadecimal digits of a text's hash
 MB = 1e6
@@ -278,8 +281,9 @@ def _number(pattern: str, text: str) -> float:
 class LlamaCppRun(ProcessContestant):
     """llama.cpp with a GGUF file at its best.
 
-    Its first turn at a limit takes all of `loads`, a process each, and later ones those that came near the fastest
-    (`NEAR`). The fastest of a turn counts. `encode` and `decode` are those of the model's tokenizer.
+    Its first turn at a limit begins with a trial of all `loads`, a process each and a line each. Those that came near
+    the fastest (`NEAR`) take the turns, and the fastest of a turn counts. `encode` and `decode` are those of the
+    model's tokenizer.
     """
 
     name: str
@@ -294,20 +298,39 @@ class LlamaCppRun(ProcessContestant):
         self._is_mixture = any(EXPERTS in name for name in read_header(self.file).tensors)
 
     def take(self, prompt: str, tokens: int, limit: int) -> ProcessText:
-        """Generate a text in a new process; in the first turn in one process for each load."""
-        outcomes = {load: self._load(load, prompt, tokens, limit) for load in self._near.get(limit, self.loads)}
-        best = max(outcomes.values(), key=lambda outcome: outcome.tokens_per_s if outcome.tokens else -inf)
-        if best.verdict == RAN:
-            near_s = NEAR * best.tokens_per_s
-            self._near[limit] = [load for load, outcome in outcomes.items() if outcome.tokens_per_s >= near_s]
-        return best
+        """Generate a text in a new process for each load that is near the fastest."""
+        if limit not in self._near and len(self.loads) > 1:
+            trial = self._try(prompt, min(tokens, LEAST), limit)
+            if trial.verdict != RAN or trial.tokens == tokens:
+                return trial
+        loads = self._near.get(limit, self.loads)
+        return _fastest([self._load(load, prompt, tokens, limit) for load in loads])
 
-    def _load(self, load: str, prompt: str, tokens: int, limit: int) -> ProcessText:
-        confined = missing() is None
+    def _try(self, prompt: str, tokens: int, limit: int) -> ProcessText:
+        """The outcome of the fastest load; notes which ones are near it."""
+        least_s, fastest_s = TRIAL_S + self.file.stat().st_size / OPENED_PER_S, threading.TIMEOUT_MAX / BEHIND
+        outcomes: dict[str, ProcessText] = {}
+        for load in self.loads:
+            begun_s = time.perf_counter()
+            outcomes[load] = outcome = self._load(load, prompt, tokens, limit, max(least_s, BEHIND * fastest_s))
+            if outcome.verdict == RAN:
+                fastest_s = min(fastest_s, time.perf_counter() - begun_s)
+            speed = f"llama.cpp, {load}: {outcome.tokens_per_s:.3g} tokens/s in a trial of {outcome.tokens}"
+            tell(speed if outcome.verdict == RAN else outcome.note)
+        fastest = _fastest(list(outcomes.values()))
+        if fastest.verdict == RAN:
+            near_s = NEAR * fastest.tokens_per_s
+            self._near[limit] = [load for load, outcome in outcomes.items() if outcome.tokens_per_s >= near_s]
+        return fastest
+
+    def _load(
+        self, load: str, prompt: str, tokens: int, limit: int, most_s: float = threading.TIMEOUT_MAX
+    ) -> ProcessText:
+        confined, inputs = missing() is None, list(self.encode(prompt))
         if confined:
             drop_pages(self.file)  # else they would not count for the group
         try:
-            done = run_process(self.file, limit if confined else None, load, list(self.encode(prompt)), tokens)
+            done = run_process(self.file, limit if confined else None, load, inputs, tokens, most_s=most_s)
         except UserError as error:
             return ProcessText(KILLED if isinstance(error, NoRoom) else FAILED, note=str(error))
         if confined and done.read_bytes < self._least_reads(limit):
@@ -320,3 +343,8 @@ class LlamaCppRun(ProcessContestant):
         """Bytes that a token cannot help reading; with less, pages of the file are in memory that is not its own."""
         needed = sum(end - first for first, end in llama_cpp.pinned_ranges(self.file, self.file.stat().st_size))
         return 0.0 if self._is_mixture else SURE * (needed - limit)
+
+
+def _fastest(outcomes: Sequence[ProcessText]) -> ProcessText:
+    """The fastest of those that ran; the first one if none did."""
+    return max(outcomes, key=lambda outcome: outcome.tokens_per_s if outcome.tokens else -inf)

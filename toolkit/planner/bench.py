@@ -140,7 +140,8 @@ def race(
             done(_described(table(own), model, limit, by_name))
 
         contestants = [entry.contestant for entry in by_name.values()]
-        expected = {name: entry.planned[limit]["tokens_s"] for name, entry in by_name.items() if limit in entry.planned}
+        rows = {name: entry.planned[limit] for name, entry in by_name.items() if limit in entry.planned}
+        expected = {name: row["tokens_s"] for name, row in rows.items() if not row["at_best"]}
         tell(f"within {limit / 1e6:.0f} MB: {turns} {'turn' if turns == 1 else 'turns'} of {'; '.join(by_name)}")
         rounds = take_turns(contestants, limit, prompt, turns, tokens, expected, show, turn_s)
         tables.append(_described(table(rounds), model, limit, by_name))
