@@ -1,4 +1,4 @@
-"""The memory that a process with a packed model may take: its budget of DRAM within the limit of its container.
+"""The options of memory of `run`, `chat` and `serve`; `toolkit.offload.overhead` works out the budget of weights.
 
 `python -m toolkit.commands.memory [FILE.gguf [without-torch]]` prints the bytes that `run` holds before it opens a
 model: its imports, and the tokenizer of a file. Plans need them.

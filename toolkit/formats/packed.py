@@ -1,4 +1,4 @@
-"""The contract of all formats."""
+"""The contract of all formats; `docs/extending.md` lists what a new one touches."""
 
 import dataclasses
 from abc import ABC, abstractmethod

@@ -281,7 +281,7 @@ def _number(pattern: str, text: str) -> float:
 class LlamaCppRun(ProcessContestant):
     """llama.cpp with a GGUF file at its best.
 
-    Its first turn at a limit begins with a trial of all `loads`, a process each and a line each. Those that came near
+    Its first turn at a limit begins with a trial of all `loads`, a process each and a line each. Loads that came near
     the fastest (`NEAR`) take the turns, and the fastest of a turn counts. `encode` and `decode` are those of the
     model's tokenizer.
     """

@@ -2,6 +2,8 @@
 
     model, tokenizer = read(read_header(file), torch.float32)
 
+`run` multiplies the file's blocks instead: `toolkit.offload.decoder`, or `toolkit.storage.gguf_store`.
+
 The configuration comes from `gguf_config`, names and layouts from `gguf_tensors`. A few more architectures are read by
 transformers' own loader, which leaves out keys: a file with a key that it leaves out is refused.
 """

@@ -1,4 +1,6 @@
-"""A model that runs from what `pack` wrote, within a budget of memory: one decoder for every layout of the folder.
+"""A model that runs from what `pack` wrote, or from a GGUF file, within a budget of memory: transformers' own modules.
+
+GGUF files of models that `toolkit.offload.decoder` knows run there, without torch, unless this is asked for.
 
     with OffloadedModel.open(folder, dram_bytes=100_000_000) as model:
         tokens = model.generate(**model.tokenizer("Packed weights", return_tensors="pt"), max_new_tokens=20)

@@ -1,4 +1,4 @@
-"""The memory of a process that runs a packed model, beside the weights and buffers in its budget of DRAM.
+"""How many bytes of a process's limit weights may take (`ProcessLimit`), and all that comes beside them (`Overhead`).
 
     overhead = Overhead.of(config, TextRoom(prompt=1500, new=40))
     room = memory_limits.free_bytes() - overhead.nbytes    # for the budget

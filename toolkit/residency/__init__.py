@@ -3,6 +3,8 @@
 - `base`: a policy decides, for each token, which units are loaded and dropped
 - `policies`: LRU, LFU, the sliding window and others, by name; `two_level`: experts, and neurons within each
 - `replay`: a trace through a policy, without a disk or a model
+
+A new one goes into `RESIDENCIES` of `policies`. `toolkit.offload.placement` chooses whole layers.
 """
 
 from typing import TYPE_CHECKING

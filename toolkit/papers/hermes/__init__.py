@@ -5,12 +5,14 @@ compute the others in place, so that vectors cross the link and weights do not.
 
 Begin with `notebooks/hermes/fig03_hot_cold`, then `fig09_offloading_systems`. GPU and DIMMs are simulated.
 
-- `mapping`: which neurons lie on the GPU and on which DIMM, offline (section IV-B: an ILP, and its greedy solution)
-- `dimms`: which neurons move between DIMMs while tokens are generated (section IV-D)
+- `mapping`: which neurons lie on the GPU and on which DIMM, offline (section IV-B): a greedy solution of the paper's
+  ILP with a bound on its gap; `notebooks/hermes/fig13_ablation` has the ILP itself, solved by SciPy's `milp`
+- `dimms`: which neurons move while tokens are generated (section IV-D): `remap` between DIMMs, `swap` with the GPU
 - `loads`: the work of each processor for each token; `tokens`: its time, the cost model of section V
 - `systems`: tokens a second of Hermes and its rivals; `traces`: the activity that all of it replays
 - `tally`: neurons counted by place and level, and some of them picked
 - `toolkit.predictors.states`: the predictor of section IV-C, which other papers' figures use as well
+- `toolkit.residency.policies`: its hot sets as policies, `HotTable` and `Static`
 """
 
 from typing import TYPE_CHECKING
