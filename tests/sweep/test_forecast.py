@@ -6,7 +6,7 @@ import time
 import pytest
 
 from toolkit import paths
-from toolkit.sweep.forecast import START_S, STEADY_S, Forecast, forecast
+from toolkit.sweep.forecast import START_S, STEADY_S, Forecast, forecast, longest_seconds
 from toolkit.sweep.jobs import Job
 from toolkit.sweep.state import State
 
@@ -47,6 +47,13 @@ def test_cores_are_shared_unless_a_notebook_has_the_machine_alone(root):
     expected = forecast([job("toy/a", threads=2), job("toy/b", alone=True, threads=4)], 2)
     assert expected.seconds == {"toy/a": 50, "toy/b": 100}
     assert expected.left_s({}) == 50 / 2 + 100
+
+
+def test_jobs_are_ordered_by_the_longest_run_of_their_notebook_whatever_its_parameters(root):
+    keep(root / "results", "toy/a", 11)
+    keep(root / "results" / "reference" / "large", "toy/a", 91, size=9)
+    keep(root / "results" / "reference" / "small", "toy/b", 31, size=9)
+    assert longest_seconds([job("toy/a"), job("toy/b"), job("toy/c")]) == {"toy/a": 91, "toy/b": 31, "toy/c": 0}
 
 
 def test_what_is_over_tells_the_pace_of_the_rest():

@@ -22,7 +22,7 @@ from toolkit.evidence.verdicts import DIFFERS
 from toolkit.files import locked, make_folder
 from toolkit.sweep import state
 from toolkit.sweep.explorers import draw_explorers
-from toolkit.sweep.forecast import Forecast, duration, forecast
+from toolkit.sweep.forecast import Forecast, duration, forecast, longest_seconds
 from toolkit.sweep.fork_server import die_with_parent, fork_server, module_command
 from toolkit.sweep.jobs import Job, cores, write_plan
 from toolkit.sweep.profiles import cancel_jobs, more_arguments
@@ -118,7 +118,8 @@ def _sweep(stale: list[Job], growing: "_GrowingReport", expected: Forecast, prof
     parallel, ids = expected.parallel, [job.id for job in stale]
     source_facts.keep()  # of all that the jobs import: each would parse it, for a CPU second or two
     shutil.rmtree(state.folder() / ENDED, ignore_errors=True)
-    write_plan(stale, state.folder() / "plan.json", slots=parallel, start=module_command(), driver=state.this_process())
+    circumstances = {"start": module_command(), "driver": state.this_process(), "slots": parallel}
+    write_plan(stale, state.folder() / "plan.json", seconds=longest_seconds(stale), **circumstances)
     log = state.folder() / "snakemake.log"
     with log.open("w") as sink:
         engine = subprocess.Popen(

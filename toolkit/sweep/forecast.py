@@ -53,9 +53,23 @@ class Forecast:
 
 def forecast(jobs: Sequence[Job], parallel: int) -> Forecast:
     """The forecast of these jobs. One reference machine counts: the one that took longest, which had an empty cache."""
-    references = (paths.root() / "results" / "reference").glob("*/")
-    longest = max((_seconds(jobs, machine) for machine in references), key=lambda kept: sum(kept.values()), default={})
+    longest = max(
+        (_seconds(jobs, machine) for machine in _references()), key=lambda kept: sum(kept.values()), default={}
+    )
     return Forecast(jobs, parallel, longest | _seconds(jobs))
+
+
+def longest_seconds(jobs: Sequence[Job]) -> dict[str, float]:
+    """By id, what a job's notebook took at most, here or on a reference machine, whatever its parameters; 0 if unknown.
+
+    It orders jobs, where `forecast` would often know nothing: a notebook that takes long in one preset does in another.
+    """
+    places = [paths.results_dir(), *_references()]
+    return {job.id: max(read_meta(place / job.row).wall_s or 0.0 for place in places) for job in jobs}
+
+
+def _references() -> list[Path]:
+    return [*(paths.root() / "results" / "reference").glob("*/")]
 
 
 def _seconds(jobs: Sequence[Job], machine: Path | None = None) -> dict[str, float]:
