@@ -13,6 +13,7 @@ from toolkit.models.architectures import ARCHITECTURES
 from toolkit.papers.endor.rates import Line
 from toolkit.planner import hits, rates
 from toolkit.planner import speed as speed_of_ways
+from toolkit.planner.block_timing import of_blocks
 from toolkit.planner.plan import plan
 from toolkit.planner.rates import TIMED, Cost, Rates
 from toolkit.planner.speed import Machine, speed
@@ -92,7 +93,6 @@ def times_are(monkeypatch, **tables):
     experts = pd.DataFrame(row | {"bits": [16], "used": [1], "dense_bytes": [0]})
     other = {"neuron_times": neurons, "mixture_times": experts, "torch_times": None}
     other["rival_times"] = pd.DataFrame(row | {"method": "none"})[:0]
-    other["block_times"] = pd.DataFrame(row | {"method": "Q8_0"})
     for name, table in (other | tables).items():
         monkeypatch.setattr(rates, name, lambda table=table, **options: table)
 
@@ -116,6 +116,25 @@ def test_rates_come_back_from_times_that_are_made_of_them(monkeypatch):
     read_by = found.neuron_read
     assert (read_by.once_s, read_by.each_s, read_by.gb_s) == pytest.approx((2e-3, 1e-5, 2))
     assert found.rival == {}  # llama.cpp could not run
+
+
+def test_a_type_of_blocks_is_measured_once_when_it_is_asked_for(monkeypatch):
+    asked = []
+
+    def block_times(kind, fresh):
+        asked.append((kind, fresh))
+        return pd.DataFrame({"method": [kind], "nbytes": [3 * GB], "seconds": [0.5]})
+
+    monkeypatch.setattr(rates, "block_times", block_times)
+    found = rates.BlockRates(fresh=True)
+    assert (found["Q4_K"], found["Q4_K"], found["Q6_K"]) == (6, 6, 6)
+    assert asked == [("Q4_K", True), ("Q6_K", True)]
+
+
+def test_the_time_of_blocks_is_that_of_a_product():
+    (row,) = of_blocks("Q8_0").itertuples()
+    assert (row.method, row.nbytes) == ("Q8_0", pytest.approx(1 << 26, rel=0.01))
+    assert 0 < row.seconds < 10
 
 
 def test_a_sparse_model_is_planned_at_its_own_zeros_at_no_price(machine):

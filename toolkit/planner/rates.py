@@ -21,7 +21,7 @@ from toolkit.machines.fit import non_negative
 from toolkit.machines.machine import GB
 from toolkit.measure.llama_cpp import missing
 from toolkit.measure.turns import measured
-from toolkit.offload.methods import GGUF, PACKED
+from toolkit.offload.methods import PACKED
 from toolkit.papers.endor.rates import Line, fit_line
 from toolkit.planner.ways import BFLOAT16, EXPERTS, NEURONS, RIVAL, STREAMED, WHOLE, ways
 
@@ -62,15 +62,32 @@ class Cost:
         return self.once_s + layers * self.each_s + nbytes / GB / self.gb_s
 
 
+class BlockRates(dict[str, float]):
+    """GB/s of products with blocks of GGUF files, by type. A type is measured when it is first asked for, and kept.
+
+    A file has two or three types; to compile the kernels of all takes 20 seconds.
+    """
+
+    def __init__(self, fresh: bool = False):
+        super().__init__()
+        self.fresh = fresh
+
+    def __missing__(self, kind: str) -> float:
+        """The rate of a type. Raises `KeyError` for one that there are no kernels for."""
+        row = block_times(kind, fresh=self.fresh).iloc[0]
+        self[kind] = float(row["nbytes"] / row["seconds"] / GB)
+        return self[kind]
+
+
 @dataclass(frozen=True)
 class Rates:
     """The time of a token in DRAM by (method, dtype), in llama.cpp by type, of experts by bits; and a read from disk.
 
     `expert`, `neuron` and `neuron_read` are times of one layer: of its experts, of a layer by neuron without its reads,
     and of these reads. `rival` is empty where llama.cpp cannot run. `blocks` are GB/s of products with matrices of GGUF
-    files, by the type of their blocks. `slowdown` is the time that products lose for each second of reads beside them:
-    the disk writes into the same memory, and its driver needs a core. `disturbed` is the share of turns beside other
-    work.
+    files, by the type of their blocks (`BlockRates`). `slowdown` is the time that products lose for each second of
+    reads beside them: the disk writes into the same memory, and its driver needs a core. `disturbed` is the share of
+    turns beside other work.
     """
 
     token: Mapping[tuple[str, str], Cost]
@@ -85,7 +102,7 @@ class Rates:
 
 
 def are_kept() -> bool:
-    """Whether what `rates` measures was measured already."""
+    """Whether what `rates` measures at once was measured already."""
     return all(measure(make=False) is not None for measure in _measures().values())
 
 
@@ -108,7 +125,7 @@ def rates(fresh: bool = False) -> Rates:
         neuron=_cost(neurons["seconds"], 1, neurons["loaded"], neurons["nbytes"]),
         neuron_read=by_read,
         rival=dict(_rivals_costs(times[RIVAL])),
-        blocks=(times[GGUF].set_index("method")["nbytes"] / times[GGUF].set_index("method")["seconds"] / GB).to_dict(),
+        blocks=BlockRates(fresh),
         slowdown=_slowdown(layers, read),
         disturbed=float(pd.concat(times.values())["disturbed"].mean()),
     )
@@ -129,7 +146,7 @@ def _measures() -> dict[str, Callable[..., pd.DataFrame]]:
     `BY_TORCH` is for layers that go through torch, as those of a model do that is not built like Llama.
     """
     ours = {STREAMED: layer_times, BY_TORCH: torch_times, NEURONS: neuron_times, EXPERTS: mixture_times}
-    return ours | {RIVAL: rival_times, GGUF: block_times}
+    return ours | {RIVAL: rival_times}
 
 
 def _rivals_costs(times: pd.DataFrame) -> Iterator[tuple[str, Cost]]:
@@ -218,11 +235,11 @@ def rival_times() -> pd.DataFrame:
 
 
 @measured
-def block_times() -> pd.DataFrame:
-    """A row for each type of blocks of GGUF files: the median product with a matrix of `BLOCKS_BYTES`.
+def block_times(kind: str) -> pd.DataFrame:
+    """A row: the median product with a matrix of blocks of a type of GGUF files.
 
-    Columns: method (the type), nbytes, seconds, disturbed (not known).
+    Columns: method (the type), nbytes, seconds, disturbed (not known). Raises `KeyError` for a type without kernels.
     """
-    from toolkit.planner import timing
+    from toolkit.planner import block_timing
 
-    return timing.of_blocks()
+    return block_timing.of_blocks(kind)

@@ -1,14 +1,11 @@
-"""The measurements behind this machine's rates: turns of small decoders, and products with blocks of GGUF files.
+"""The measurements behind this machine's rates: turns of small decoders.
 
 Only a measurement needs the runtime, whose imports take seconds; `toolkit.planner.rates` has what a plan reads.
 """
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from math import nan
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 
 import numpy as np
 import pandas as pd
@@ -17,8 +14,6 @@ from torch import nn
 
 from toolkit import memory_limits, paths
 from toolkit.files import make_folder, scratch_folder
-from toolkit.formats.twins import random_blocks
-from toolkit.kernels.blocks import LAYOUTS
 from toolkit.measure.packed_model import PackedModel
 from toolkit.measure.turns import take_turns
 from toolkit.models import decoder_blocks
@@ -32,27 +27,11 @@ from toolkit.storage.neuron_packing import LAYOUT
 from toolkit.storage.store import Store
 
 HEAD, VOCABULARY = 64, 256
-BLOCKS_BYTES, COLUMNS, BLOCKS_S = 1 << 26, 4096, 0.25  # more bytes than caches hold
 REPETITIONS, TOKENS, SKIPPED, FILLING = 3, 6, 2, 6  # neurons need more tokens before those that count
 READ_TURNS, TOKENS_READ = 1, 4
 SAME = [torch.tensor([[stand_ins.TOKEN]])] * (SKIPPED + TOKENS)  # of random weights only time is of interest
 BY_NEURON = next(way for way in ways(experts=False, zeros=ZEROS) if way.kind == NEURONS)
 FFN_OPS = ("predictor", "ffn")
-
-
-def of_blocks() -> pd.DataFrame:
-    """The times of products with blocks, as `block_times` has them."""
-    x, rows = torch.ones(COLUMNS), []
-    for name, layout in LAYOUTS.items():
-        matrix = random_blocks(name, BLOCKS_BYTES // layout.row_bytes(COLUMNS), COLUMNS)
-        matrix.matvec(x)  # compiles
-        seconds: list[float] = []
-        while sum(seconds) < BLOCKS_S:
-            start = perf_counter()
-            matrix.matvec(x)
-            seconds.append(perf_counter() - start)
-        rows.append({"method": name, "nbytes": matrix.nbytes, "seconds": median(seconds), "disturbed": nan})
-    return pd.DataFrame(rows)
 
 
 def of_size(
