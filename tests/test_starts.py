@@ -16,6 +16,7 @@ LINES = {  # in one process, so what an earlier one imports counts for the later
     "import toolkit.sweep.driver": ["seaborn", "torch"],
     "from toolkit.evidence.run import Run": ["torch"],
     "import toolkit.planner.plan": ["transformers", "toolkit.offload.model"],
+    "from toolkit.kernels import csr, spqr; spqr.BACKENDS.available()": ["numba.cuda", "toolkit.kernels.engine.gpu"],
     "from toolkit.models import load_model; load_model('model')": ["hqq", "torch._inductor.compile_fx"],
 }
 

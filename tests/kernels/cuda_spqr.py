@@ -26,11 +26,12 @@ def multiplied(words, packed, x, out=None):
     return spqr.matvec(words.to(DEVICE), packed.to(DEVICE), x.to(DEVICE), out, "cuda_table").cpu()
 
 
-def check(words, packed, batch=1):
+def check(words, packed, *batches):
     """Products are right up to rounding in fp32, and weights to the bit."""
-    x = random(batch, packed.shape[1])
-    expected = x.double() @ decoded(words, packed).double().T
-    assert ((multiplied(words, packed, x) - expected).abs() <= 1e-6 * spqr_magnitude(words, packed, x)).all()
+    for batch in batches:
+        x = random(batch, packed.shape[1])
+        expected = x.double() @ decoded(words, packed).double().T
+        assert ((multiplied(words, packed, x) - expected).abs() <= 1e-6 * spqr_magnitude(words, packed, x)).all()
     found = spqr.decode(words.to(DEVICE), packed.to(DEVICE), backend="cuda_table")
     assert torch.equal(found.cpu(), decoded(words, packed))
 
@@ -44,7 +45,7 @@ def test_statistics_of_any_size_are_rounded_as_fp16_does():
 
 def test_more_than_sixteen_vectors_and_one_alone_that_is_out():
     words, packed = matrix((20, 20))
-    check(words, packed, batch=17)
+    check(words, packed, 17)
     x = random(17, 20).to(DEVICE)
     expected = multiplied(words, packed, x)[0]
     assert torch.equal(multiplied(words, packed, x[0], x[0]), expected)
@@ -54,7 +55,7 @@ def test_more_than_sixteen_vectors_and_one_alone_that_is_out():
 def test_any_number_of_warps_to_a_tile_row(multiprocessors, storage, monkeypatch):
     """Two tile rows in a thread block, and two warps that share one."""
     monkeypatch.setattr(kernels, "multiprocessors", lambda device: multiprocessors)
-    check(*matrix((17, 66), 0.2, storage), batch=2)
+    check(*matrix((17, 66), 0.2, storage), 2)
 
 
 def test_columns_that_fill_shared_memory_more_than_once(storage, monkeypatch):
@@ -62,15 +63,14 @@ def test_columns_that_fill_shared_memory_more_than_once(storage, monkeypatch):
         monkeypatch.setattr(kernels, name, value)
     for name in ("matvec_kernel", "decode_kernel"):
         monkeypatch.setattr(kernels, name, cache(getattr(kernels, name).__wrapped__))
-    for batch in (1, 2):
-        check(*matrix((3, 130), 0.3, storage), batch)
+    check(*matrix((3, 130), 0.3, storage), 1, 2)
 
 
 def test_columns_told_by_32_bits(storage, monkeypatch):
     monkeypatch.setattr(layout, "NARROW_COLUMNS", 20)
     words, packed = matrix((3, 25), 0.2, storage)
     assert packed.col_vals.dtype == torch.int64
-    check(words, packed)
+    check(words, packed, 1)
 
 
 def test_outliers_alone_in_any_column(storage):

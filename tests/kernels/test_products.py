@@ -97,7 +97,7 @@ def test_one_vector_fills_out_and_other_types_of_numbers_are_taken_as_fp32(pair)
     family, backend = pair
     shape = (3, 64) if SIMULATED else (9, 64)
     matrix = family.make(shape, 0)
-    for dtype in (torch.float16, torch.float64) if SIMULATED else (*HALVES, torch.float32, torch.float64):
+    for dtype in (torch.float64,) if SIMULATED else (*HALVES, torch.float32, torch.float64):
         x, out = random(64, seed=1).to(dtype), torch.full((family.rows(shape),), 3.0, device=DEVICE)
         assert family.multiply(there(family, matrix), x.to(DEVICE), out, backend) is out
         one = multiplied(family, matrix, x.float(), backend)
@@ -171,7 +171,7 @@ def test_contents_of_any_kind_keep_a_product_within_its_tensors(pair):
     rows, widths = (5, (20, 40)) if SIMULATED else (10, (40, 100, 4104, 70_000))
     shapes = [(rows, -(-width // family.step) * family.step) for width in widths]
     sound = [(shape, family.make(shape, 0)) for shape in shapes]
-    for case in range(4 if SIMULATED else 40):
+    for case in range(3 if SIMULATED else 40):
         shape, matrix = sound[case % len(sound)]
         harmed = family.moved(family.harmed(matrix, generator), place)
         family.multiply(harmed, place(torch.ones(1 + case // len(sound) % 2, shape[1])), None, backend)
