@@ -39,7 +39,7 @@ SMALL = {
     "kv_types": "{tmp}/model.gguf --texts 2 --tokens 60 --corpora python-sources",
     "memory_limits": "{tmp}/packed --limits 900 --first 1",
     "neuron_records": "--hidden 256 --neurons 64 --repetitions 1",
-    "neurons": "--hidden 64 --neurons 256 --repetitions 1",
+    "neurons": "--hidden 64 --neurons 256 --dtype float32 --repetitions 1",
     "neurons_held": "{tmp}/bundled --limits 1GB --prompts 2 --tokens 4 --windows 1 --length 16 --turns 1",
     "offload": "--folder {tmp} --layers 3 --repetitions 1",
     "packs": "model wanda",
@@ -138,7 +138,7 @@ def run(operations):
         return ended.code
 
 
-assert run("by table, csr") == 0
+assert run("outliers as csr") == 0
 
 from toolkit.kernels.csr import cuda
 
@@ -165,7 +165,7 @@ def test_a_gpu_s_checks_run_from_a_bare_checkout_and_see_a_wrong_kernel(tmp_path
     settings = {"env": os.environ | changes, "cwd": tmp_path, "capture_output": True, "text": True}
     done = subprocess.run([sys.executable, "-P", "-c", code], **settings)
     assert done.returncode == 0, done.stderr
-    assert "3 checks, 0 wrong" in done.stdout
+    assert "2 checks, 0 wrong" in done.stdout
     assert "| outliers as csr, 1 | 3x20 | **WRONG** by 1 |" in done.stdout
     assert "| outliers as csr, 3 | 3x20 | **FAILED**: RuntimeError: a planted error |" in done.stdout
     assert "2 checks, 2 wrong" in done.stdout
