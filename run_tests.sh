@@ -7,5 +7,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 use_environment dev xdist
 # two processes on two cores: threads that spin while they wait would take each other's time
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+unset PYTHONDONTWRITEBYTECODE  # some tests start processes, which would each compile all that they import
 # by file, as many share a slow fixture, and in the order of tests/conftest.py; -n 0: in turns
 exec "$python" -P -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"

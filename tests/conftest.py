@@ -8,7 +8,6 @@ import sys
 from importlib.util import find_spec
 
 import pytest
-import torch
 
 from tests import contracts
 from toolkit import hub, paths
@@ -68,6 +67,7 @@ def pytest_collection_finish():
     """No collection of garbage looks through what was imported again."""
     collection.close()
     gc.freeze()
+    gc.set_threshold(20_000)  # for compilers, which make many objects that stay
     gc.enable()
 
 
@@ -117,6 +117,8 @@ def o_direct(monkeypatch):
 @pytest.fixture
 def one_thread():
     """Tiny models only wait for their threads, most of all on a busy machine."""
+    import torch  # not above: the process that hands tests out needs none
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
