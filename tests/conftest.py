@@ -16,20 +16,21 @@ from toolkit import hub, paths
 CHECKED = ("absmax", "machines", "measure", "models", "offload", "quality", "quantization", "residency", "sparsity")
 
 # files that take more than 2 seconds of CPU time, the dearest first: `--fast` leaves them out, a whole run begins with
-# them, since a worker that begins a long one last leaves the other without work
+# them, since a worker that begins a long one last leaves the other without work. While one worker compiles the kernels
+# of the products, the other has files that compile none, so that few are compiled twice
 SLOW = """
-kernels/products sweep/sweep offload/families formats/ggml tests/command_line tests/benchmarks kernels/cuda
-offload/block_by_block offload/model kernels/ptx corm/expert_race offload/neuron_model offload/draft tests/starts
-endor/endor tests/foreign_files offload/close models/embedded offload/hot_neurons offload/cache_operations
-offload/expert_model offload/layouts offload/quantised offload/gguf_readers hostile/hostile tests/explorers
-offload/gguf_file models/models offload/decoder_draft evidence/report offload/uploader quality/tasks hermes/hot_cold
-measure/race planner/sizes endor/endor_passes offload/single_token quantization/spqr offload/decoder
-offload/process_state offload/logit_check offload/batches kernels/compiled kernels/parallel offload/head kernels/bitmap
-tests/wheel residency/policies formats/spqr sparsity/prune models/gguf_header spqr/spqr_forward tests/serve
-predictors/kinds tests/extending kernels/attention formats/sparse_bitmask planner/neurons planner/bench
-measure/processes measure/llama_cpp evidence/tables kernels/spqr kernels/neurons kernels/csr offload/new_format
-kernels/single_token formats/contract formats/contents formats/formats interchange/gguf storage/store offload/smallest
-tests/chat offload/cached_model
+kernels/products sweep/sweep kernels/cuda tests/benchmarks formats/ggml offload/families tests/command_line
+offload/layouts offload/block_by_block kernels/ptx offload/model offload/neuron_model tests/starts tests/foreign_files
+offload/gguf_readers endor/endor models/embedded offload/draft quantization/spqr offload/hot_neurons hostile/hostile
+offload/expert_model corm/expert_race tests/explorers offload/cache_operations quality/tasks offload/kv_types
+measure/race kernels/attention models/models offload/head offload/uploader endor/endor_passes offload/quantised
+offload/decoder_draft kernels/compiled offload/single_token evidence/report tests/wheel residency/policies
+offload/gguf_file offload/decoder kernels/parallel offload/process_state offload/logit_check kernels/bitmap corm/corm
+planner/plan planner/sizes evidence/run predictors/kinds planner/neurons sparsity/prune planner/bench spqr/spqr_forward
+hermes/hot_cold hermes/dimms formats/spqr offload/batches endor/operations offload/close tests/serve kernels/neurons
+kernels/csr kernels/spqr kernels/single_token formats/contract formats/contents formats/formats formats/sparse_bitmask
+models/gguf_header measure/llama_cpp measure/processes evidence/tables interchange/gguf storage/store tests/extending
+tests/chat offload/smallest offload/new_format offload/cached_model
 """
 PLACES = {name: place for place, name in enumerate(SLOW.split())}
 
