@@ -1,6 +1,6 @@
 """Every family by every method of packing: right, or refused in one line. `pytest -s` prints the table.
 
-Those of `ALIKE` are left to `-m slow`, which has all.
+Families of `ALIKE` are left to `-m slow`, which has all.
 """
 
 from collections.abc import Iterator
