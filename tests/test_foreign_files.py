@@ -142,14 +142,14 @@ def test_a_tokenizer(model, name, seed):
 
 def test_weights_in_safetensors_and_their_index(model):
     file, name = model / "model.safetensors", str(model)
-    survive(file, damaged_safetensors(file.read_bytes(), 5, 30), lambda: load_model(name))
+    survive(file, damaged_safetensors(file.read_bytes(), 5, 20), lambda: load_model(name))
     index = model / "model.safetensors.index.json"
     with open(file, "rb") as source:
         header = json.loads(source.read(int.from_bytes(source.read(8), "little")))
     parts = {tensor: "model-1.safetensors" for tensor in header if tensor != "__metadata__"}
     index.write_text(json.dumps({"metadata": {}, "weight_map": parts}))
     file.rename(model / "model-1.safetensors")
-    survive(index, damaged_json(read(index), 6, 30), lambda: load_model(name))
+    survive(index, damaged_json(read(index), 6, 20), lambda: load_model(name))
 
 
 def test_a_checkpoint_of_another_tool(tmp_path):
@@ -218,7 +218,7 @@ def test_profiles_of_machines(tmp_path):
     file = tmp_path / "machines.yaml"
     records = yaml.safe_load((paths.root() / "data" / "hardware" / "endor.yaml").read_text())[:1]
     file.write_text(json.dumps(records))  # which is YAML
-    survive(file, damaged_json(records, 14, 40), lambda: hardware._profiles_of.__wrapped__(file, 0))
+    survive(file, damaged_json(records, 14, 25), lambda: hardware._profiles_of.__wrapped__(file, 0))
 
 
 def test_claims_of_papers(tmp_path, monkeypatch):

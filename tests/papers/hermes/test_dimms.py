@@ -53,7 +53,7 @@ def test_worked_example():
     assert remapped(activity, dimm, 2, limit=0) == (dimm, [])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(neurons=NEURONS, dimms=st.integers(5, 7), limit=st.none() | st.integers(0, 4))
 def test_as_one_move_after_the_other(neurons, dimms, limit):
     activity, dimm = [a for a, _ in neurons], [d for _, d in neurons]
