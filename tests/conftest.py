@@ -68,7 +68,6 @@ def pytest_collection_finish():
     """No collection of garbage looks through what was imported again."""
     collection.close()
     gc.freeze()
-    gc.set_threshold(20_000)  # for compilers, which make many objects that stay
     gc.enable()
 
 
