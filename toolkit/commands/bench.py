@@ -17,8 +17,8 @@ from toolkit.memory_limits import bytes_of
 EPILOG = """\
 Each way is a process of its own: `run --memory` for those of the toolkit, and llama.cpp with the model's own GGUF file
 in the fastest way of loading it: each way is tried on four tokens first, and ended once it is far behind. Each process
-is in a memory cgroup of exactly the limit. Where no cgroup can be made (it needs
-root or a delegated group), llama.cpp has no limit, and its rows say so.
+is in a memory cgroup of exactly the limit. Where no cgroup can be made (it needs root or a delegated group), llama.cpp
+has no limit, and its rows say so.
 
 --ways takes names as `plan` has them, with hyphens (as-is, int8, spqr-3-bits-head-too), or their beginnings (spqr). A
 way that is not packed yet is packed once, and kept in the cache; by SpQR that takes minutes. Without --ways, those run

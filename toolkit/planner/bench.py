@@ -166,14 +166,7 @@ def _described(rows: pd.DataFrame, model: str, limit: int, entries: Mapping[str,
     rows = rows.assign(model=model, limit_mb=limit / 1e6, rival=rival, limited=limited | ~pd.Series(rival))
     rows["predicted_per_s"] = [row.get("tokens_s", nan) for row in planned]
     rows["at_best"] = [row.get("at_best", nan) for row in planned]
-    names = {
-        "relative": "ratio",
-        "relative_low": "low",
-        "relative_high": "high",
-        "guess": "guess",
-        "quality_of": "model",
-    }
-    for column, name in names.items():
+    for column, name in PRICES.items():
         rows[column] = [getattr(entries[way].price, name) for way in rows["way"]]
     return rows[[*ROWS, *(name for name in rows if name not in ROWS)]]
 
