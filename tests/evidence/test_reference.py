@@ -7,7 +7,7 @@ import pytest
 from tests import naive_score
 from toolkit import paths
 from toolkit.errors import UserError
-from toolkit.evidence import reference, tables
+from toolkit.evidence import cite, reference, tables
 from toolkit.evidence.comparison import COLUMNS
 from toolkit.evidence.headlines import headlines
 from toolkit.evidence.reference import copy_picture, keep_only, reference_dir, save
@@ -121,6 +121,24 @@ def kept(results):
     folder = save("here")
     tables.write_scores(folder)
     return folder
+
+
+def test_pages_cite_another_machine_from_now_on(kept, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"flash/tab03: no results in .*--only flash/tab03"):
+        save("there", ["endor/fig06", "flash/tab03"])
+    save("there", ["endor/fig06"])
+    cells, page = tmp_path / "cells.yaml", tmp_path / "README.md"
+    cells.write_text("machine: here\nflash/tab02: there\n\nname: endor/fig06 seconds way=dense\n")
+    page.write_text("![a](results/reference/here/endor/fig06/a.png) ![b](results/reference/here/flash/tab02/b.png)\n")
+    monkeypatch.setattr(cite, "names_file", lambda: cells)
+    monkeypatch.setattr(cite, "pages", lambda: [page])
+    for _ in range(2):  # again changes nothing
+        reference.cite_from_now("there", ["endor/fig06", "flash/tab02"])
+        assert cells.read_text().splitlines()[:3] == ["machine: here", "endor/fig06: there", "flash/tab02: there"]
+        assert page.read_text().count("reference/there/endor/fig06/a.png") == 1
+        assert page.read_text().count("reference/here/flash/tab02/b.png") == 1
+        assert sorted(meta.parent.name for meta in kept.glob("*/*/meta.json")) == ["fig4_1", "tab02"]
+    assert (kept.parent / "there" / "endor" / "fig06" / "table.csv").is_file()
 
 
 def test_headline_numbers_of_a_notebook_by_hand(kept):

@@ -61,7 +61,12 @@ def refresh(page: Path, reference: Path) -> int:
 
 def read_names() -> dict[str, str]:
     """The names of cells and their addresses. `machine` is that of addresses without one, a notebook's id its own."""
-    return load_yaml(paths.root() / "data" / "cells.yaml")
+    return load_yaml(names_file())
+
+
+def names_file() -> Path:
+    """Where the names of cells stand."""
+    return paths.root() / "data" / "cells.yaml"
 
 
 def value(cell: str, reference: Path, names: Mapping[str, str]) -> str:

@@ -12,8 +12,9 @@ import pandas as pd
 
 from toolkit import paths
 from toolkit.errors import UserError, run_command
+from toolkit.evidence import cite
 from toolkit.evidence.catalogue import notebooks
-from toolkit.evidence.cite import address, read_names, reference_dir, refresh_all
+from toolkit.evidence.cite import reference_dir
 from toolkit.evidence.comparison import compare
 from toolkit.evidence.headlines import headlines, machine_headlines
 from toolkit.evidence.scores import count_verdicts, score
@@ -23,17 +24,19 @@ from toolkit.files import make_folder, replacing, replacing_folder, write_csv, w
 KEPT = ("table.csv", "comparison.csv", "meta.json", "*.png")
 
 
-def save(machine: str) -> Path:
+def save(machine: str, ids: Collection[str] | None = None) -> Path:
     """Copy the tables, figures and circumstances of every notebook's last results to `results/reference/<machine>/`.
 
-    Raises `UserError` if there are none, or if they are not all of one commit with a clean working tree: it names the
-    notebooks that differ.
+    `ids` are the notebooks; by default all that have results. Raises `UserError` if there are none, or if they are not
+    all of one commit with a clean working tree: it names the notebooks that differ.
     """
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", machine):
         raise UserError(f"machine {machine!r}: expected small letters, digits, dots and dashes")
     folder = reference_dir() / machine
     metas = {id: paths.results_dir() / id / "meta.json" for id in notebooks()}
-    present = {id: meta for id, meta in metas.items() if meta.is_file()}
+    present = {id: meta for id, meta in metas.items() if (meta.is_file() if ids is None else id in ids)}
+    if absent := sorted(set(ids or ()) - {id for id, meta in present.items() if meta.is_file()}):
+        raise UserError(f"{absent[0]}: no results in {paths.results_dir()}; run ./papermill_runs.sh --only {absent[0]}")
     if not present:
         raise UserError(f"no results in {paths.results_dir()}; run ./papermill_runs.sh first")
     _check_one_commit({id: json.loads(meta.read_text()) for id, meta in present.items()})
@@ -90,7 +93,7 @@ def keep_only(machine: str, ids: Collection[str], preset: str | None = None) -> 
     kept = [meta.parent.relative_to(folder).as_posix() for meta in sorted(folder.rglob("meta.json"))]
     if absent := sorted(set(ids) - set(kept)):
         raise UserError(f"{absent[0]}: nothing is kept of it in {folder}; expected one of {', '.join(kept)}")
-    names, out = read_names(), [id for id in kept if id not in ids]
+    names, out = cite.read_names(), [id for id in kept if id not in ids]
     rows = [machine_headlines(folder), *(headlines(folder, id, names, preset) for id in out)]
     before = [pd.read_csv(file)] if file.is_file() else []
     table = pd.concat([*before, *(found for found in rows if len(found))], ignore_index=True)
@@ -104,10 +107,37 @@ def keep_only(machine: str, ids: Collection[str], preset: str | None = None) -> 
     return folder
 
 
+def cite_from_now(machine: str, ids: Collection[str]) -> None:
+    """Have pages cite this machine's results of some notebooks. Those that they cited before are removed.
+
+    It changes `data/cells.yaml` and the pages' pictures, and writes anew the scores of machines that lose results.
+    """
+    names, cells = cite.read_names(), cite.names_file()
+    for id in ids:
+        before = names.get(id, names["machine"])
+        if before == machine:
+            continue
+        _edit(cells, rf"^{id}: .*\n", "")
+        _edit(cells, r"^machine: .*\n", rf"\g<0>{id}: {machine}\n")
+        for page in cite.pages():
+            _edit(page, f"reference/{before}/{id}/", f"reference/{machine}/{id}/")
+        if (lost := reference_dir() / before / id).is_dir():
+            shutil.rmtree(lost)
+            write_scores(reference_dir() / before)
+
+
+def _edit(file: Path, pattern: str, replacement: str) -> None:
+    text = file.read_text(encoding="utf-8")
+    changed = re.sub(pattern, replacement, text, flags=re.MULTILINE)
+    if changed != text:
+        with replacing(file) as temporary:
+            temporary.write_text(changed, encoding="utf-8")
+
+
 def write_kept_scores(reference: Path) -> None:
     """Write `scores.csv` of all kept results: of each notebook those of the machine that `data/cells.yaml` names."""
-    names = read_names()
-    found = [comparisons(reference / address(f"{id} -", names)[0], [id]) for id in notebooks()]
+    names = cite.read_names()
+    found = [comparisons(reference / cite.address(f"{id} -", names)[0], [id]) for id in notebooks()]
     table = pd.concat([one for one in found if len(one)], ignore_index=True)
     scores = score_table(table).dropna(subset=["n"])  # a paper without predictions has no score
     scores = scores.fillna({"null_n": 0})  # the null model may have no number of a paper's quantities
@@ -136,18 +166,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("machine", help="a short name for this machine, such as epyc-milan-2c")
     only = "of what is kept, keep these notebooks alone; of all others their headline numbers"
     parser.add_argument("--keep", metavar="ID", nargs="*", help=only)
+    parser.add_argument("--only", metavar="ID", nargs="+", help="copy the results of these notebooks, not of all")
+    cited = "with --only: pages cite this machine for them; what they cited before is removed"
+    parser.add_argument("--cite", action="store_true", help=cited)
     parser.add_argument("--preset", help="with --keep: the preset that the others were run at")
     parser.add_argument("--again", action="store_true", help="compare what is kept with changed claims; copy nothing")
     options = parser.parse_args(arguments)
-    keep = compare_again if options.again else save
+    if options.cite and not options.only:
+        parser.error("--cite needs --only ID ...")
 
     def run() -> None:
-        if options.keep is None:
-            write_scores(keep(options.machine))
-        else:
+        if options.keep is not None:
             keep_only(options.machine, options.keep, options.preset)
+        else:
+            write_scores(compare_again(options.machine) if options.again else save(options.machine, options.only))
+        if options.cite:
+            cite_from_now(options.machine, options.only)
         write_kept_scores(reference_dir())
-        refresh_all(reference_dir())
+        cite.refresh_all(reference_dir())
 
     return run_command(run)
 
