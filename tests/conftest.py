@@ -127,7 +127,8 @@ def one_thread():
 
 @pytest.fixture(autouse=True)
 def _undisturbed(monkeypatch):
-    """Turns are never taken again for what else the machine does."""
+    """Turns are never taken again for what else the machine does, nor wait until that can be told."""
     from toolkit.measure import disturbance
 
+    monkeypatch.setattr(disturbance, "WINDOW_S", 0.0)
     monkeypatch.setattr(disturbance, "load_between", lambda start, end: disturbance.Load(0.0, 0.0))

@@ -29,6 +29,7 @@ from toolkit.measure.turns import MOST_IN_VAIN, take_turns
 def _as_it_is(monkeypatch):
     """Undoes what all other tests want."""
     monkeypatch.setattr(disturbance, "load_between", load_between)
+    monkeypatch.setattr(disturbance, "WINDOW_S", WINDOW_S)
 
 
 def readings(*counters):
