@@ -19,18 +19,18 @@ CHECKED = ("absmax", "machines", "measure", "models", "offload", "quality", "qua
 # them, since a worker that begins a long one last leaves the other without work. While one worker compiles the kernels
 # of the products, the other has files that compile none, so that few are compiled twice
 SLOW = """
-kernels/products sweep/sweep kernels/cuda tests/benchmarks formats/ggml offload/families tests/command_line
-offload/layouts offload/block_by_block kernels/ptx offload/model offload/neuron_model tests/starts tests/foreign_files
-offload/gguf_readers endor/endor models/embedded offload/draft quantization/spqr offload/hot_neurons hostile/hostile
-offload/expert_model corm/expert_race tests/explorers offload/cache_operations quality/tasks offload/kv_types
-measure/race kernels/attention models/models offload/head offload/uploader endor/endor_passes offload/quantised
-offload/decoder_draft kernels/compiled offload/single_token evidence/report tests/wheel residency/policies
-offload/gguf_file offload/decoder kernels/parallel offload/process_state offload/logit_check kernels/bitmap corm/corm
-planner/plan planner/sizes evidence/run predictors/kinds planner/neurons sparsity/prune planner/bench spqr/spqr_forward
-hermes/hot_cold hermes/dimms formats/spqr offload/batches endor/operations offload/close tests/serve kernels/neurons
-kernels/csr kernels/spqr kernels/single_token formats/contract formats/contents formats/formats formats/sparse_bitmask
-models/gguf_header measure/llama_cpp measure/processes evidence/tables interchange/gguf storage/store tests/extending
-tests/chat offload/smallest offload/new_format offload/cached_model
+kernels/products sweep/sweep kernels/cuda tests/benchmarks formats/ggml offload/families offload/layouts
+offload/block_by_block kernels/ptx offload/model offload/neuron_model tests/starts tests/command_line
+tests/foreign_files offload/gguf_readers endor/endor models/embedded offload/draft quantization/spqr offload/hot_neurons
+hostile/hostile offload/expert_model corm/expert_race tests/explorers offload/cache_operations quality/tasks
+offload/kv_types measure/race kernels/attention models/models offload/head offload/uploader endor/endor_passes
+offload/quantised offload/decoder_draft kernels/compiled offload/single_token evidence/report tests/wheel
+residency/policies offload/gguf_file offload/decoder kernels/parallel offload/process_state offload/logit_check
+kernels/bitmap corm/corm planner/plan planner/sizes evidence/run predictors/kinds planner/neurons sparsity/prune
+planner/bench spqr/spqr_forward hermes/hot_cold hermes/dimms formats/spqr offload/batches endor/operations offload/close
+tests/serve kernels/neurons kernels/csr kernels/spqr kernels/single_token formats/contract formats/contents
+formats/formats formats/sparse_bitmask models/gguf_header measure/llama_cpp measure/processes evidence/tables
+interchange/gguf storage/store tests/extending tests/chat offload/smallest offload/new_format offload/cached_model
 """
 PLACES = {name: place for place, name in enumerate(SLOW.split())}
 

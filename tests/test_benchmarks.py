@@ -38,7 +38,7 @@ SMALL = {
     "int8": "--rows 64 --columns 64 --repetitions 1",
     "kv_types": "{tmp}/model.gguf --texts 2 --tokens 60 --corpora python-sources",
     "memory_limits": "{tmp}/packed --limits 900 --first 1",
-    "neuron_records": "--hidden 256 --neurons 64 --repetitions 1",
+    "neuron_records": "--hidden 256 --neurons 64 --bits 2 --repetitions 1",
     "neurons": "--hidden 64 --neurons 256 --dtype float32 --repetitions 1",
     "neurons_held": "{tmp}/bundled --limits 1GB --prompts 2 --tokens 4 --windows 1 --length 16 --turns 1",
     "offload": "--folder {tmp} --layers 3 --repetitions 1",

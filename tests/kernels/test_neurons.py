@@ -60,7 +60,7 @@ def check(backend, bundles, x, activation="silu", bias=None, threshold=0.0, bits
 
 
 def test_a_bias_of_each_neuron(backend):
-    check(backend, bundle(33, 67, 2, torch.float16), random(3, 67), "relu", random(33, seed=1).half())
+    check(backend, bundle(33, 67, 2), random(3, 67), "relu", random(33, seed=1).half())
 
 
 @pytest.mark.parametrize("activation", neurons.ACTIVATIONS)
@@ -81,7 +81,7 @@ def test_every_activation(activation):
 
 def test_worked_example(backend):
     """Two neurons, hidden 2. Neuron 0: relu(1·3 + 2·1 − 1) = 4; neuron 1: relu(−1·3) = 0."""
-    bundles = torch.tensor([[1.0, 2, 10, 20], [-1, 0, 5, 5]]).half()
+    bundles = torch.tensor([[1.0, 2, 10, 20], [-1, 0, 5, 5]])
     assert found(backend, bundles, torch.tensor([3.0, 1]), "relu", torch.tensor([-1.0, 0])).tolist() == [40, 80]
     gated = torch.tensor([[1.0, 0, 0, 2, 3, 4], [2, 0, 0, 1, 1, 1]])  # silu(100) · 2 = 200; silu(200) · 1 = 200
     x = torch.tensor([100.0, 1])

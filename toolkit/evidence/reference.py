@@ -108,7 +108,7 @@ def keep_only(machine: str, ids: Collection[str], preset: str | None = None) -> 
 
 
 def cite_from_now(machine: str, ids: Collection[str]) -> None:
-    """Have pages cite this machine's results of some notebooks. Those that they cited before are removed.
+    """Have pages cite this machine's results of some notebooks. The ones that they cited before are removed.
 
     It changes `data/cells.yaml` and the pages' pictures, and writes anew the scores of machines that lose results.
     """

@@ -59,7 +59,7 @@ def test_every_case_takes_its_stages_in_order(store, method):
 @pytest.mark.parametrize(("policy", "ahead"), [("sequential", False), ("pipelined", True)])
 def test_only_a_pipeline_reads_ahead(store, monkeypatch, policy, ahead):
     really = Dense.matvec
-    monkeypatch.setattr(Dense, "matvec", lambda weight, x: time.sleep(0.2) or really(weight, x))
+    monkeypatch.setattr(Dense, "matvec", lambda weight, x: time.sleep(0.1) or really(weight, x))
     spans = turns(store, [placed("endor", policy=policy)]).set_index(["op", "stage"])
     assert (spans["start_s"]["fc2", "read"] < spans["end_s"]["fc1", "compute"]) == ahead
 
