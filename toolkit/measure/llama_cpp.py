@@ -126,8 +126,8 @@ class LlamaCpp(Contestant):
     many as another runtime may take for weights (`memory`). Passes that are not timed come first, until one reads as
     much as the one before it. Without it nothing limits the memory, but the layers' pages are dropped before each pass.
 
-    Making it writes the file into `folder`, unless `model` is None and the file is there, and starts the process, with
-    as many threads as torch has. With `gguf`, that file is run instead, of whatever type and architecture; `model`
+    Making it writes the file into `folder`, unless it is there, of the same model, and starts the process, with as many
+    threads as torch has. With `gguf`, that file is run instead, of whatever type and architecture; `model`
     gives the size of the vocabulary. Logits of `PROMPT` are checked then and after each turn, up to `TOLERANCE`. F16
     must give the logits of the model in memory; `gguf`, and types that change the weights, must give the same ones each
     time. Types with a K get repeated blocks (`llama_cpp_quantiser.repeated`), which serve timing only. `nbytes` are
@@ -153,7 +153,7 @@ class LlamaCpp(Contestant):
         place = "mmap" if load == "mapped" else f"mmap {load}"
         self.mode = "memory" if load == "read" else f"{place}, {LIMITED if self.limited else DROPPED}"
         file = gguf or folder / f"{LLAMA_CPP[method]}.gguf"
-        if gguf is None and model is not None:
+        if gguf is None and model is not None and not file.exists():
             write_gguf(model, file, LLAMA_CPP[method], _quantise(method))
         self.held_bytes = min(memory_bytes or float("inf"), file.stat().st_size)
         self.nbytes, self._dropped = layer_bytes(file), None if self.limited else layer_span(file)
