@@ -108,8 +108,11 @@ def predict(machine: Profile, layers: Iterable[PlacedLayer], way: Way, slots: in
 def _steps(machine: Profile, layers: Iterable[PlacedLayer], way: Way, slots: int) -> Iterator[Step]:
     """The steps of all layers. A weight's steps follow each other; without overlaps, all share one resource."""
     last_steps: list[Step] = []  # of layers that are transferred
+    known: dict[PlacedLayer, list[list[Step]]] = {}  # most layers are alike
     for number, layer in enumerate(layers):
-        parts = _parts(machine, layer, way)
+        if layer not in known:
+            known[layer] = _parts(machine, layer, way)
+        parts = known[layer]
         transferred = any(step.stage in TRANSFERS for steps in parts for step in steps)
         slot = (last_steps[-slots],) if transferred and len(last_steps) >= slots else ()
         for steps in parts:
