@@ -11,7 +11,7 @@ from pathlib import Path
 
 from toolkit import paths
 
-CASES = os.environ.get("HOSTILE_CASES", "40")
+CASES = os.environ.get("HOSTILE_CASES", "20")
 SEED = os.environ.get("HOSTILE_SEED", "0")
 
 
