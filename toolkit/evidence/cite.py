@@ -93,8 +93,12 @@ def address(cell: str, names: Mapping[str, str]) -> list[str]:
         raise unknown("cell", cell, names)
     table, *rest = shlex.split(names.get(cell, cell))
     machine, colon, table = table.rpartition(":")
-    notebook = "/".join(table.split("/")[:2])
-    return [machine if colon else names.get(notebook, names["machine"]), table, *rest]
+    return [machine if colon else machine_of("/".join(table.split("/")[:2]), names), table, *rest]
+
+
+def machine_of(notebook: str, names: Mapping[str, str]) -> str:
+    """The machine whose results of a notebook pages cite."""
+    return names.get(notebook, names["machine"])
 
 
 def of_these_results(names: Mapping[str, str]) -> dict[str, str]:

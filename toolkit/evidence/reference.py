@@ -34,11 +34,13 @@ def save(machine: str, ids: Collection[str] | None = None) -> Path:
         raise UserError(f"machine {machine!r}: expected small letters, digits, dots and dashes")
     folder = reference_dir() / machine
     metas = {id: paths.results_dir() / id / "meta.json" for id in notebooks()}
-    present = {id: meta for id, meta in metas.items() if (meta.is_file() if ids is None else id in ids)}
-    if absent := sorted(set(ids or ()) - {id for id, meta in present.items() if meta.is_file()}):
+    present = {id: meta for id, meta in metas.items() if meta.is_file()}
+    if absent := sorted(set(ids or ()) - present.keys()):
         raise UserError(f"{absent[0]}: no results in {paths.results_dir()}; run ./papermill_runs.sh --only {absent[0]}")
     if not present:
         raise UserError(f"no results in {paths.results_dir()}; run ./papermill_runs.sh first")
+    if ids is not None:
+        present = {id: present[id] for id in ids}
     _check_one_commit({id: json.loads(meta.read_text()) for id, meta in present.items()})
     for id, meta in present.items():
         make_folder((folder / id).parent)
@@ -114,7 +116,7 @@ def cite_from_now(machine: str, ids: Collection[str]) -> None:
     """
     names, cells = cite.read_names(), cite.names_file()
     for id in ids:
-        before = names.get(id, names["machine"])
+        before = cite.machine_of(id, names)
         if before == machine:
             continue
         _edit(cells, rf"^{id}: .*\n", "")
@@ -137,7 +139,7 @@ def _edit(file: Path, pattern: str, replacement: str) -> None:
 def write_kept_scores(reference: Path) -> None:
     """Write `scores.csv` of all kept results: of each notebook those of the machine that `data/cells.yaml` names."""
     names = cite.read_names()
-    found = [comparisons(reference / cite.address(f"{id} -", names)[0], [id]) for id in notebooks()]
+    found = [comparisons(reference / cite.machine_of(id, names), [id]) for id in notebooks()]
     table = pd.concat([one for one in found if len(one)], ignore_index=True)
     scores = score_table(table).dropna(subset=["n"])  # a paper without predictions has no score
     scores = scores.fillna({"null_n": 0})  # the null model may have no number of a paper's quantities
@@ -174,6 +176,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.cite and not options.only:
         parser.error("--cite needs --only ID ...")
+    if options.only and (options.again or options.keep is not None):
+        parser.error("--only copies results, which --again and --keep do not")
 
     def run() -> None:
         if options.keep is not None:

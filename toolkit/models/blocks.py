@@ -4,7 +4,9 @@ Embeddings and the output head (often one tied matrix) are not part of the block
 """
 
 import re
+from collections.abc import Iterator
 from functools import cache
+from itertools import chain
 
 import torch
 from torch import nn
@@ -19,10 +21,14 @@ def decoder_blocks(model: nn.Module) -> nn.ModuleList:
     two a block; then it is the first list of modules that transformers marks as blocks.
     """
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-    count, modules = model.config.get_text_config().num_hidden_layers, (*decoder.modules(), *model.modules())
-    lists = [module for module in modules if isinstance(module, nn.ModuleList)]  # outer ones come first
-    marked = (module for module in lists if len(module) and all(map(_is_block, module)))
-    blocks = next((module for module in lists if len(module) == count), None) or next(marked, None)
+    count = model.config.get_text_config().num_hidden_layers
+
+    def lists() -> Iterator[nn.ModuleList]:
+        """Outer ones come first; nearly always it is the first, so the others are not looked for."""
+        return (it for it in chain(decoder.modules(), model.modules()) if isinstance(it, nn.ModuleList))
+
+    marked = (each for each in lists() if len(each) and all(map(_is_block, each)))
+    blocks = next((each for each in lists() if len(each) == count), None) or next(marked, None)
     if blocks is None:
         raise UserError(f"{type(model).__name__} has no list of {count} decoder blocks; choose a decoder-only model")
     return blocks

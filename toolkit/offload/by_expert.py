@@ -13,7 +13,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import nn
 
 from toolkit.models import decoder_blocks
 from toolkit.models.blocks import replace_module
@@ -56,18 +55,18 @@ class ByExpert(OnDemand):
     def take_over(self) -> None:
         """Replace the routed experts, and the decoder's linears."""
         arena = aligned_buffer(sum(self._slots.values()) * self._slot_bytes).reshape(-1, self._slot_bytes)
-        scratch, blocks = torch.empty(self._scratch_bytes, dtype=torch.uint8), decoder_blocks(self.model)
+        scratch = torch.empty(self._scratch_bytes, dtype=torch.uint8)
         for layer, count in self._slots.items():
             mine, arena = arena[:count], arena[count:]
-            ours = self._replaced(layer, blocks[layer], mine, scratch)
+            ours = self._replaced(layer, mine, scratch)
             if self.ffns and self._opening.demand.look_ahead:
                 self.ffns[-1].precede(ours)
             self.ffns.append(ours)
         super().take_over()
 
-    def _replaced(self, layer: int, block: nn.Module, arena: np.ndarray, scratch: torch.Tensor) -> ExpertFFN:
+    def _replaced(self, layer: int, arena: np.ndarray, scratch: torch.Tensor) -> ExpertFFN:
         """Put our module in the place of a layer's routed experts; only their biases stay."""
-        opening, demand = self._opening, self._opening.demand
+        opening, demand, block = self._opening, self._opening.demand, decoder_blocks(self.model)[layer]
         experts, stored = block_experts(block, layer), opening.store.layer(layer, LAYOUT).ops
         assert experts is not None  # layers with slots have experts
         chosen = demand.residency

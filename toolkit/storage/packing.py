@@ -290,7 +290,6 @@ class _Walk:
         self._moving: dict[str, Treatment | Stream] = {"treatment": treatment}
         self._moving |= {f"follower {number}": follower for number, follower in enumerate(followers)}
         self._prefixes = [f"{prefix}." for prefix in block_prefixes(target)]
-        self._targets = decoder_blocks(target)
 
     @torch.no_grad()
     def layers(self, rest: Collection[str]) -> Iterator[list[Op]]:
@@ -320,7 +319,7 @@ class _Walk:
     def _layers_of(self, number: int, block: nn.Module, rest: Collection[str]) -> Iterator[list[Op]]:
         with present(block), ExitStack() as stack:
             matrices = self._treatment.treat(number, block)
-            target = self._targets[number]
+            target = decoder_blocks(self.target)[number]
             if target is not block:
                 stack.enter_context(holding(target, _cast(block, target)))
             self.block = target
