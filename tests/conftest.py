@@ -19,9 +19,9 @@ CHECKED = ("absmax", "machines", "measure", "models", "offload", "quality", "qua
 # them, since a worker that begins a long one last leaves the other without work. While one worker compiles the kernels
 # of the products, the other has files that compile none, so that few are compiled twice
 SLOW = """
-kernels/products sweep/sweep kernels/cuda tests/benchmarks formats/ggml offload/families offload/layouts
-offload/block_by_block kernels/ptx offload/model offload/neuron_model tests/starts tests/command_line
-tests/foreign_files offload/gguf_readers endor/endor models/embedded offload/draft quantization/spqr offload/hot_neurons
+kernels/products sweep/sweep kernels/cuda formats/ggml quantization/spqr tests/benchmarks offload/families
+offload/layouts offload/block_by_block kernels/ptx offload/model offload/neuron_model tests/starts tests/command_line
+tests/foreign_files offload/gguf_readers endor/endor models/embedded offload/draft offload/hot_neurons
 hostile/hostile offload/expert_model corm/expert_race tests/explorers offload/cache_operations quality/tasks
 offload/kv_types measure/race kernels/attention models/models offload/head offload/uploader endor/endor_passes
 offload/quantised offload/decoder_draft kernels/compiled offload/single_token evidence/report tests/wheel

@@ -82,8 +82,20 @@ def encode(
     weight: Float[Tensor, "rows group"], scale: Float16[Tensor, "rows 1"], zero: Float16[Tensor, "rows 1"], bits: int
 ) -> UInt8[Tensor, "rows group"]:
     """The nearest codes."""
-    steps = weight / scale.to(weight.dtype) + zero.to(weight.dtype)
-    return steps.round().clamp(0, 2**bits - 1).to(torch.uint8)
+    return _nearest(weight, scale, zero, bits).to(torch.uint8)
+
+
+def rounded(
+    weight: Float[Tensor, "rows group"], scale: Float16[Tensor, "rows 1"], zero: Float16[Tensor, "rows 1"], bits: int
+) -> Float[Tensor, "rows group"]:
+    """What the nearest codes stand for."""
+    codes = _nearest(weight, scale, zero, bits)  # not as integers: two passes over the weights less
+    return codes.sub_(zero.to(weight.dtype)).mul_(scale.to(weight.dtype))
+
+
+def _nearest(weight: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Tensor:
+    steps = weight / scale.to(weight.dtype)
+    return steps.add_(zero.to(weight.dtype)).round_().clamp_(0, 2**bits - 1)
 
 
 def pack(codes: UInt8[Tensor, "..."], bits: int) -> UInt8[Tensor, " bytes"]:

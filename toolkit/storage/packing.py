@@ -119,7 +119,7 @@ class Linears(Layout):
         for weight in linear_weights(model):
             sparsity = self.sparsity
             if sparsity is None:
-                sparsity = 1 - int(torch.count_nonzero(weight)) / max(weight.numel(), 1)
+                sparsity = 1 - int((weight != 0).sum()) / max(weight.numel(), 1)
             for name in self.forms:
                 with contextlib.suppress(UserError):
                     total += expected_nbytes(name, tuple(weight.shape), sparsity, weight.dtype) // width

@@ -139,7 +139,7 @@ def size_of(weights: Sequence[Tensor], nbytes: int, form: str) -> dict[str, floa
     bitmap).
     """
     elements = sum(weight.numel() for weight in weights)
-    share = (elements - sum(int(torch.count_nonzero(weight)) for weight in weights)) / elements
+    share = (elements - sum(int((weight != 0).sum()) for weight in weights)) / elements
     bits = 8 * nbytes / elements
     limit = entropy_bits(share, VALUE_BITS[form]) if form in VALUE_BITS else np.nan
     return {"zeros": share, "bits_per_weight": bits, "ratio": bits / HALF_BITS, "entropy_bits": limit}

@@ -25,7 +25,7 @@ from toolkit.models.experts import Experts
 from toolkit.papers.corm.routing import RoutedModel, limits, samples
 from toolkit.predictors.next_layer import predict_experts
 from toolkit.quantization.expert_bits import bits_by_usage
-from toolkit.quantization.groups import encode, levels
+from toolkit.quantization.groups import levels, rounded
 from toolkit.sparsity.recording import mixtures
 from toolkit.studies.loaded import loaded
 from toolkit.studies.quality import Alteration, EvaluationSettings, restored
@@ -134,9 +134,9 @@ class ExpertVariant(Alteration):
             "experts": self._by_usage() if self.bits == MIXED else self.bits,
             "attention": self.attention,
         }
-        rounded = [part for part, bits in wanted.items() if bits != HALF]
-        with restored([weight for part in rounded for weight in weights[part]]):
-            for part in rounded:
+        fewer = [part for part, bits in wanted.items() if bits != HALF]
+        with restored([weight for part in fewer for weight in weights[part]]):
+            for part in fewer:
                 _round(weights[part], wanted[part])
             with as_predicted(model, self.foretold, theta):
                 yield {}
@@ -170,13 +170,6 @@ def _round(weights: Sequence[Tensor], bits: int | Sequence[int]) -> None:
     """
     each = [bits] * len(weights) if isinstance(bits, int) else bits
     for weight, number in zip(weights, each, strict=True):
-        rounded = [
-            _rounded(part, number) for part in weight.reshape(-1, GROUPS[number]).split(AT_ONCE // GROUPS[number])
-        ]
-        weight.copy_(torch.cat(rounded).view_as(weight))
-
-
-def _rounded(groups: Float[Tensor, "rows group"], bits: int) -> Float32[Tensor, "rows group"]:
-    groups = groups.float()
-    scale, zero = levels(groups, bits)
-    return (encode(groups, scale, zero, bits) - zero.float()) * scale.float()
+        for part in weight.view(-1, GROUPS[number]).split(AT_ONCE // GROUPS[number]):
+            groups = part.float()
+            part.copy_(rounded(groups, *levels(groups, number), number))
