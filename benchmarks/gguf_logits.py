@@ -48,6 +48,7 @@ from toolkit.hub import NO_CODE
 from toolkit.measure import llama_cpp
 from toolkit.measure.contestant import Text
 from toolkit.models import gguf_header
+from toolkit.models.cached_pass import CACHE, cached_pass
 from toolkit.models.gguf import read
 from toolkit.models.gguf_header import read_header
 from toolkit.models.gguf_tokenizer import read_kept_tokenizer
@@ -141,10 +142,11 @@ def texts(name: str, count: int, folder: Path) -> Iterator[dict[str, object]]:
 
 def followed(model: nn.Module, ids: Sequence[int], text: Sequence[int]) -> Iterator[torch.Tensor]:
     """The logits of each token of a text, which is fed one token after the other."""
-    found = model(torch.tensor([ids]), use_cache=True)
+    cache, fed = None, ids
     for token in text:
+        found = cached_pass(model, torch.tensor([fed]), cache)
         yield found.logits[0, -1].float()
-        found = model(torch.tensor([[token]]), past_key_values=found.past_key_values, use_cache=True)
+        cache, fed = found[CACHE], [token]
 
 
 @torch.no_grad()
