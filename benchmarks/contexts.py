@@ -2,9 +2,12 @@
 
     python benchmarks/contexts.py qwen2.5-coder-1.5b --limits 800                     # six short prompts, five turns
     python benchmarks/contexts.py FILE.gguf --limits 1000 1600 --contexts 128 2000 8000 --turns 2
+    python benchmarks/contexts.py FILE.gguf --limits 1000 --contexts 2000 32000 --corpus python-sources \\
+        --kv-type q8_0 --alone --turns 1
 
 Both sides run the same file in a memory cgroup of each limit without swap, in turns, a new process each time
-(`toolkit.measure.processes`); llama.cpp at its best. A long prompt is the beginning of Wikipedia's text for evaluation.
+(`toolkit.measure.processes`); llama.cpp at its best. A long prompt is the beginning of a corpus's text for evaluation.
+A command's argument holds 128 KiB: 32,000 tokens of Python, but not of Wikipedia.
 `first_s` is from the start of the process until the first token, so that it has the prompt in it; `tokens_per_s` is of
 the tokens after it; `peak_mb` is memory that belongs to no file. Numbers are medians, with the range of turns. Writes
 results/benchmarks/contexts.json. It needs root, or a delegated cgroup: status 77 without.
@@ -19,6 +22,7 @@ import reports
 from limited import SKIPPED
 
 import toolkit as tk
+from toolkit.commands.kv_type import add_kv_type
 from toolkit.interchange.reading import load_tokenizer
 from toolkit.measure import llama_cpp
 from toolkit.measure.memory_group import missing
@@ -34,26 +38,28 @@ PROMPTS = (
     "Question: Why is the sky blue?\nAnswer:",
     "User: How do I read a file line by line in Python?\nAssistant:",
 )
-LLAMA_CPP, CORPUS = "llama.cpp", "wiki-slice"
+LLAMA_CPP = "llama.cpp"
 SHOWN = ["way", "verdict", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "first_s", "read_mb", "peak_mb"]
 
 
-def prompts_of(file: Path, contexts: list[int]) -> dict[str, str]:
+def prompts_of(file: Path, contexts: list[int], corpus: str) -> dict[str, str]:
     """The prompts by name: texts of so many tokens, or the six short ones."""
     if not contexts:
         return {text.splitlines()[0]: text for text in PROMPTS}
     tokenizer = load_tokenizer(file)
-    ids = load_tokens(CORPUS, tokenizer, "evaluation").tolist()
+    ids = load_tokens(corpus, tokenizer, "evaluation").tolist()
     return {f"{count} tokens": tokenizer.decode(ids[:count]) for count in contexts}
 
 
 def race(file: Path, options: argparse.Namespace) -> Iterator[pd.DataFrame]:
     """A table for each limit and prompt."""
-    ours, prompts = OurRun(AS_IS, file), prompts_of(file, options.contexts)
+    kv_type = ["--kv-type", options.kv_type] if options.kv_type else []
+    ours, prompts = OurRun(AS_IS, file, kv_type), prompts_of(file, options.contexts, options.corpus)
     ours.warm_up(next(iter(prompts.values())), options.limits[-1] * 10**6)  # long prompts have kernels of their own
     for limit in options.limits:
         for name, prompt in prompts.items():
-            rivals = rivals_of(LLAMA_CPP, file)  # new ones: its best way to load a file may be another with this prompt
+            # new ones: the best way to load a file may be another with this prompt
+            rivals = [] if options.alone else rivals_of(LLAMA_CPP, file)
             for rival in rivals:
                 rival.loads = options.loads
             contestants, sure = [ours, *rivals], dict.fromkeys((AS_IS, LLAMA_CPP), float("inf"))  # all make all tokens
@@ -76,6 +82,9 @@ def main() -> int:
     parser.add_argument("model", help="a name that has a GGUF file, or a GGUF file")
     parser.add_argument("--limits", nargs="+", type=int, default=[800], help="of memory, in MB")
     parser.add_argument("--contexts", nargs="*", type=int, default=[], help="tokens of long prompts")
+    parser.add_argument("--corpus", default="wiki-slice", help="whose text long prompts are (default: wiki-slice)")
+    add_kv_type(parser)  # ours; llama.cpp's are F16
+    parser.add_argument("--alone", action="store_true", help="without llama.cpp")
     parser.add_argument("--loads", nargs="+", default=list(llama_cpp.LOADS), choices=[*llama_cpp.LOADS])
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=32, help="generated in a turn, at most")
