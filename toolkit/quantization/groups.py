@@ -88,7 +88,7 @@ def encode(
 def rounded(
     weight: Float[Tensor, "rows group"], scale: Float16[Tensor, "rows 1"], zero: Float16[Tensor, "rows 1"], bits: int
 ) -> Float[Tensor, "rows group"]:
-    """What the nearest codes stand for."""
+    """The weights that the nearest codes stand for."""
     codes = _nearest(weight, scale, zero, bits)  # not as integers: two passes over the weights less
     return codes.sub_(zero.to(weight.dtype)).mul_(scale.to(weight.dtype))
 

@@ -170,6 +170,8 @@ def _round(weights: Sequence[Tensor], bits: int | Sequence[int]) -> None:
     """
     each = [bits] * len(weights) if isinstance(bits, int) else bits
     for weight, number in zip(weights, each, strict=True):
-        for part in weight.view(-1, GROUPS[number]).split(AT_ONCE // GROUPS[number]):
-            groups = part.float()
-            part.copy_(rounded(groups, *levels(groups, number), number))
+        groups = weight.reshape(-1, GROUPS[number])  # a view, or a copy of a weight whose rows are apart
+        for part in groups.split(AT_ONCE // GROUPS[number]):
+            numbers = part.float()
+            part.copy_(rounded(numbers, *levels(numbers, number), number))
+        weight.copy_(groups.view_as(weight))
