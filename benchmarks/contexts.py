@@ -2,12 +2,10 @@
 
     python benchmarks/contexts.py qwen2.5-coder-1.5b --limits 800                     # six short prompts, five turns
     python benchmarks/contexts.py FILE.gguf --limits 1000 1600 --contexts 128 2000 8000 --turns 2
-    python benchmarks/contexts.py FILE.gguf --limits 1000 --contexts 2000 32000 --corpus python-sources \\
-        --kv-type q8_0 --alone --turns 1
+    python benchmarks/contexts.py FILE.gguf --limits 1000 --contexts 2000 32000 --kv-type q8_0 --alone --turns 1
 
 Both sides run the same file in a memory cgroup of each limit without swap, in turns, a new process each time
 (`toolkit.measure.processes`); llama.cpp at its best. A long prompt is the beginning of a corpus's text for evaluation.
-A command's argument holds 128 KiB: 32,000 tokens of Python, but not of Wikipedia.
 `first_s` is from the start of the process until the first token, so that it has the prompt in it; `tokens_per_s` is of
 the tokens after it; `peak_mb` is memory that belongs to no file. Numbers are medians, with the range of turns. Writes
 results/benchmarks/contexts.json. It needs root, or a delegated cgroup: status 77 without.

@@ -48,6 +48,10 @@ def test_prompts_of_a_file_give_an_object_each_as_alone(tiny, written, tmp_path,
     assert all(row["tokens"] <= 6 and row["seconds"] > 0 and row["peak_mb"] > 100 for row in rows)
     (alone,) = written(folder, "--prompt", "11", "--json").splitlines()
     assert json.loads(alone)["text"] == expected[1]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"11\n")))
+    (piped,) = written(folder, "--prompt", "-", "--json").splitlines()
+    assert json.loads(piped)["prompt"] == "11"
+    assert json.loads(piped)["text"] == expected[1]
     plain = written(folder, "--prompts", str(lines))
     assert plain.splitlines() == [prompt + text for prompt, text in zip(PROMPTS, expected, strict=True)]
     stop = expected[0][3:6]

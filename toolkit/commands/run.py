@@ -15,7 +15,7 @@ from toolkit.commands.kv_type import add_kv_type
 from toolkit.commands.opening import kind_in, kind_of, opened, place_of
 from toolkit.commands.sampling import add_sampling_options, sampling_of
 from toolkit.commands.text import generate_from_checkpoint, generate_timed, tell_peak
-from toolkit.commands.texts import read_prompts, room_of, write_text, write_texts
+from toolkit.commands.texts import STANDARD_INPUT, read_prompts, room_of, write_text, write_texts
 from toolkit.errors import UserError, whole
 from toolkit.memory_limits import bytes_of
 from toolkit.offload.variant import GGUF
@@ -70,7 +70,7 @@ def add_parser(commands, **style) -> None:
     parser.set_defaults(command=run, default_of=parser.get_default)
     parser.add_argument("folder", type=Path, help="what pack wrote, a GGUF file, or the name of one that is downloaded")
     given = parser.add_mutually_exclusive_group(required=True)
-    given.add_argument("--prompt", help="the text that the model goes on from")
+    given.add_argument("--prompt", help="the text that the model goes on from; - reads it from standard input")
     several = "prompts of a file, or of standard input for -: one a line, or lines of JSON with a prompt each"
     given.add_argument("--prompts", metavar="FILE", help=several)
     parser.add_argument("--max-new-tokens", type=whole, default=40)
@@ -175,7 +175,13 @@ def _check_draft(options: argparse.Namespace) -> None:
 
 
 def checked_prompt(prompt: str) -> str:
-    """The prompt as UTF-8. Raises `UserError` for an empty one, or one with broken bytes."""
+    """The prompt as UTF-8; "-" stands for all of standard input, less a newline at its end.
+
+    So it may be longer than the 128 KiB of a command's argument. Raises `UserError` for an empty one, or one with
+    broken bytes.
+    """
+    if prompt == STANDARD_INPUT:
+        prompt = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").removesuffix("\n")
     if not prompt:
         raise UserError("--prompt is empty: give the model at least a word to go on from")
     with contextlib.suppress(UnicodeError):  # without a locale, Python keeps each byte beyond ASCII as a letter

@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -209,13 +210,15 @@ class OurRun(ProcessContestant):
 
     def _run(self, prompt: str, tokens: int, limit: int, confined: bool) -> ProcessText:
         command = [sys.executable, "-P", "-m", "toolkit", "run", str(self.place), "--memory", f"{limit // 10**6}MB"]
-        command += ["--prompt", prompt, "--max-new-tokens", str(tokens), *self.options]
+        command += ["--prompt", "-", "--max-new-tokens", str(tokens), *self.options]  # of any length
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with MemoryGroup() if confined else nullcontext() as group:
+        with MemoryGroup() if confined else nullcontext() as group, tempfile.TemporaryFile() as given:
+            given.write(prompt.encode() + b"\n")  # the newline at the end is dropped
+            given.seek(0)
             if group:
                 group.limit(limit)
             enter = group and (lambda: group.add(os.getpid()))
-            with subprocess.Popen(command, preexec_fn=enter, **pipes) as process:
+            with subprocess.Popen(command, preexec_fn=enter, stdin=given, **pipes) as process:
                 said, begun_s, cpu_s, text = _read_both(process, len(prompt.encode()))
         if process.returncode:
             verdict = KILLED if process.returncode in SIGNALS else REFUSED if process.returncode == 2 else FAILED
