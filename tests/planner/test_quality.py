@@ -16,7 +16,7 @@ from toolkit.planner.target import Target, open_target
 from toolkit.planner.treatments import ALTERATIONS, EXACT
 from toolkit.planner.ways import ZEROS, ways
 
-ZEN5 = reference_dir() / "epyc-zen5-2c"
+ZEN4 = reference_dir() / "epyc-zen4-2c"
 WAYS = {way.name: way for experts in (False, True) for way in ways(experts, () if experts else ZEROS)}
 HALF = WAYS["endor, 50 % zeros"]
 ONE, TWO = "qwen2.5-coder-1.5b", "gemma3-270m"
@@ -29,9 +29,9 @@ def test_the_file_is_what_the_kept_results_say(tmp_path):
 
 def test_a_price_stands_in_its_kept_table():
     prices = load_prices()
-    prices = prices[(prices["machine"] == "epyc-zen5-2c") & (prices["source"] == "endor/tab_perplexity")]
+    prices = prices[(prices["machine"] == ZEN4.name) & (prices["source"] == "endor/tab_perplexity")]
     price = prices[prices["model"] == "smollm2-135m"].set_index("treatment").loc["sparsegpt 2:4"]
-    table = pd.read_csv(ZEN5 / "endor" / "tab_perplexity" / "table.csv").query(
+    table = pd.read_csv(ZEN4 / "endor" / "tab_perplexity" / "table.csv").query(
         "metric == 'perplexity' and model == 'smollm2-135m'"
     )
     expected = table[(table["method"] == "sparsegpt") & (table["pattern"] == "2:4")]["value"].item()
