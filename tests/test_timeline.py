@@ -1,5 +1,6 @@
 import math
 import threading
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 from toolkit import timeline
 from toolkit.errors import UserError
 from toolkit.kernels.engine.compiled import compiled
-from toolkit.timeline import STAGES, Recorder, Span, Timeline, union_s
+from toolkit.offload.overhead import SPAN
+from toolkit.timeline import NEAREST, STAGES, Recorder, Span, Timeline, union_s
 
 
 def spans():
@@ -124,6 +126,44 @@ def test_a_kernel_s_first_call_is_compiled_in_a_stage_of_its_own():
     assert [span.stage for span in found.spans].count("compile") == 1
     assert found.busy_s("compile") > 0.5 * whole_s > found.busy_s("compute")
     assert found.busy_s("compile") + found.busy_s("compute") == pytest.approx(whole_s)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(STAGES), st.integers(0, 40), st.integers(0, 9), st.integers(0, 5)), max_size=12),
+    st.integers(0, 20),
+    st.integers(0, 30),
+)
+def test_the_parts_of_a_window_are_those_of_its_spans(drawn, first, length):
+    """Against a count of each second: it belongs to the stage nearest to the result, or to none."""
+    recorder, order = Recorder(Clock()), (*NEAREST, "other")
+    for stage, start, seconds, kib in drawn:
+        recorder.add(Span(stage, "fc1", "dram", start, start + seconds, 1024 * seconds * kib))
+    expected = dict.fromkeys(order, 0)
+    for second in range(first, first + length):
+        under_way = {stage for stage, start, seconds, _ in drawn if start <= second < start + seconds}
+        expected[next((stage for stage in order if stage in under_way), "other")] += 1
+    moved = dict.fromkeys(order, 0)
+    for stage, start, seconds, kib in drawn:
+        moved[stage] += 1024 * kib * max(0, min(start + seconds, first + length) - max(start, first))
+    found = recorder.nearest(first, first + length)
+    assert {stage: seconds for stage, seconds, _ in found if seconds} == {s: n for s, n in expected.items() if n}
+    assert {stage: nbytes for stage, _, nbytes in found if nbytes} == {s: n for s, n in moved.items() if n}
+    assert found == recorder.timeline().window(first, first + length).nearest()
+
+
+def test_a_long_text_s_spans_take_little_memory():
+    """28 bytes each, until somebody asks for the timeline."""
+    recorder, count = Recorder(), 100_000
+    tracemalloc.start()
+    for layer in range(count):
+        recorder.record("read", "layer", "storage", 0.0, 1000, layer % 100)
+    recorder.nearest(0, 1)
+    held, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 28 * count <= held < 40 * count
+    assert most < SPAN * count, most
+    assert recorder.moved("read") == recorder.take_bytes("read") == 1000 * count
+    assert recorder.timeline().spans == ()
 
 
 def test_a_body_that_raises_leaves_no_span_and_its_error():

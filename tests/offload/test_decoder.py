@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from toolkit.offload.chat_template import ends_of, tokens_of
 from toolkit.offload.decoder import decoder as decoders
 from toolkit.offload.decoder.architecture import architecture_of
 from toolkit.offload.decoder.decoder import Decoder
+from toolkit.offload.decoder.steps import TokenVectors
 from toolkit.offload.generation import Request, Writer
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.placement import LayerMap
@@ -94,6 +96,27 @@ def test_a_full_context_takes_no_token(tmp_path):
         decoder.prefill(TOKENS[:12])
         with pytest.raises(UserError, match="13 tokens: expected 12 at most"):
             decoder.step(5)
+
+
+def test_memory_holds_the_vectors_of_one_batch_of_a_prompt(tmp_path, monkeypatch):
+    """The last batch may be smaller than the others, whose vectors are gone before its own are made."""
+    of_prompts, held = WeakSet(), []
+
+    def made(sizes, tokens):
+        held.append(len(of_prompts))
+        vectors = TokenVectors(sizes, tokens)
+        if tokens > 1:
+            of_prompts.add(vectors)
+        return vectors
+
+    write(CASES["llama"].model(), CASES["llama"], file := tmp_path / "model.gguf")
+    monkeypatch.setattr(decoders, "TokenVectors", made)
+    monkeypatch.setattr(decoders, "batch_tokens", lambda sizes: 8)
+    with opened(file) as decoder:
+        decoder.prefill(TOKENS[:20])  # 7, 7, 6
+        decoder.prefill(TOKENS[20:33])  # 7, 6
+        assert held == [0] * 6  # two of one token, four of several
+        assert not of_prompts
 
 
 def test_a_tensor_that_the_decoder_does_not_know_leaves_a_file_to_transformers(tmp_path):

@@ -145,7 +145,7 @@ def generate_timed(options: Namespace, opened: Opened) -> None:
 
 def tell_stages(recorder: Recorder, begun_s: float, ended_s: float) -> None:
     """Say where the time between two instants went."""
-    rows = recorder.timeline().window(begun_s, ended_s).nearest()
+    rows = recorder.nearest(begun_s, ended_s)
     print(_stages(rows), file=sys.stderr)
     words = "each instant counts once; `read` is the time that only the disk took, `other` is all but the linears"
     if any(stage == "compile" for stage, *_ in rows):

@@ -35,6 +35,7 @@ from toolkit.planner.ways import NEURONS, RIVAL, PlannedWay
 from toolkit.records import line
 from toolkit.studies.forms import HEAD_TOO
 from toolkit.studies.quality import EvaluationSettings
+from toolkit.studies.variants import SECOND_PERPLEXITY
 
 READS = ("data/quality/prices.csv",)
 DIGITS = "%.7g"
@@ -163,7 +164,7 @@ def make_prices(folder: Path) -> pd.DataFrame:
 def _of_variants(table: pd.DataFrame, parameters: dict) -> Iterator[dict]:
     """The prices in a table of `toolkit.studies.variants`."""
     names = {(v.form, v.method, v.sparsity, v.zeros_pattern): name for name, v in VARIANTS.items()}
-    table = table[table["metric"].isin(["perplexity", "perplexity, second model"])]
+    table = table[table["metric"].isin(["perplexity", SECOND_PERPLEXITY])]
     dense = table[(table["method"] == "dense") & (table["form"] == "fp16")].set_index("model")["value"]
     for row in table.itertuples():
         method = "dense" if row.method == row.form else row.method

@@ -34,6 +34,7 @@ from toolkit.studies.forms import (
 from toolkit.studies.loaded import loaded
 from toolkit.studies.quality import WINDOW_NLL, Alteration, EvaluationSettings, quality, restored
 
+SECOND_PERPLEXITY = "perplexity, second model"  # a metric
 FEW_BITS, FEW_BITS_CALIBRATED = "fewer bits, no pruning", "fewer bits, calibrated"  # families of dense models
 
 
@@ -176,14 +177,15 @@ def of_second_model(
 ) -> pd.DataFrame:
     """The perplexity of the same variants of another model, calibrated and evaluated on so many windows.
 
-    The table of `compare_variants`, and the column relative: the perplexity over that of the first variant. It is empty
-    if the model is "none". Raises what `compare_variants` raises.
+    The table of `compare_variants`, and the column relative: the perplexity over that of the first variant. `metric` is
+    `SECOND_PERPLEXITY`, so that no claim about the first model finds these rows. The table is empty if the model is
+    "none". Raises what `compare_variants` raises.
     """
     if model == "none":
         return pd.DataFrame()
     fewer = [replace(each, calibration_windows=windows if each.calibration_windows else None) for each in variants]
     table = compare_variants(fewer, replace(settings, model=model, windows=windows, tasks=(), task_limit=None))
-    return table.assign(relative=table["value"] / table["value"].iloc[0])
+    return table.assign(relative=table["value"] / table["value"].iloc[0], metric=SECOND_PERPLEXITY)
 
 
 def few_bits_variants(forms: Sequence[str], windows: int | None, seed: int) -> list[ModelVariant]:

@@ -37,6 +37,7 @@ from toolkit.offload.decoder.steps import (
     stages_of,
 )
 from toolkit.offload.decoder.weights import FFN, DecoderFile
+from toolkit.offload.generation import PASS
 from toolkit.offload.methods import GGUF, PACKED
 from toolkit.offload.overhead import COMPILER, FLOAT, SPAN, Overhead, TextRoom
 from toolkit.offload.placement import filled, least_bytes
@@ -152,19 +153,24 @@ class Decoder(AbstractContextManager):
         at_once = ceil(len(tokens) / ceil(len(tokens) / batch_tokens(self.sizes)))  # of one size: programs serve again
         for first in range(0, len(tokens), at_once):
             some = tokens[first : first + at_once]
-            now = self._pass(len(some))
-            now.vectors.begin(self.file.rows(some) * np.float32(self.sizes.embedding_scale), self.length)
-            now.through_blocks()
-            self.length += len(some)
+            self._add(some)
         if not self.timed:
             self._read += self.recorder.take_bytes("read")
-        return now
+        return self._pass(len(some))
+
+    def _add(self, tokens: Sequence[int]) -> None:
+        """Compute all blocks for some tokens together."""
+        now = self._pass(len(tokens))
+        now.vectors.begin(self.file.rows(tokens) * np.float32(self.sizes.embedding_scale), self.length)
+        now.through_blocks()
+        self.length += len(tokens)
 
     def _pass(self, tokens: int) -> "_Pass":
         """The pass of so many tokens. That of one token stays, and of the others the last one."""
         if tokens == 1:
             return self._token
         if self._prompt.vectors.tokens != tokens:
+            self._prompt = self._token  # the last one goes first: there is memory for the vectors of one
             self._prompt = _Pass(self, tokens)
         return self._prompt
 
@@ -247,6 +253,7 @@ def _stretches(decoder: Decoder, steps: Iterable[Step]) -> list[_Stretch]:
 def overhead(sizes: Architecture, room: TextRoom, compiles: bool) -> Overhead:
     """The memory that comes beside weights and buffers; `compiles`: no compiled kernels are kept."""
     batch = min(room.prompt, batch_tokens(sizes))
+    passes = room.new + ceil(room.prompt / min(PASS, batch_tokens(sizes)))
     of_block = 1 + len(FFN) + (2 * sizes.mixture.used if sizes.mixture else 0)
     pieces = of_block * sizes.blocks + sizes.words // max(1, sizes.ffn) + 2
     return Overhead(
@@ -258,7 +265,7 @@ def overhead(sizes: Architecture, room: TextRoom, compiles: bool) -> Overhead:
         + num_threads() * SCRATCH_BYTES
         + 2 * room.positions * sizes.heads * FLOAT,
         logits=3 * FLOAT * sizes.words,
-        timeline=2 * SPAN * pieces * room.new,
+        timeline=2 * SPAN * pieces * passes,
         code=CODE,
     )
 
