@@ -11,6 +11,7 @@ from tests.offload.test_decoder import TOKENS, logits, opened
 from tests.offload.test_gguf_file import CASES, ROUNDED, random_file, write
 from toolkit.kernels.mixture import add_gated, mix, route
 from toolkit.offload.budget import BudgetError
+from toolkit.offload.decoder.decoder import most_spans
 from toolkit.offload.decoder.experts import _counts
 from toolkit.residency.policies import Lfu
 
@@ -38,6 +39,23 @@ def test_experts_from_disk_give_the_same_logits(tmp_path, name, kind, monkeypatc
             assert torch.equal(logits(decoder), found)
             assert decoder.budget.used_bytes <= nbytes
             assert decoder.mixtures.in_turn == (nbytes == refused.value.needed_bytes)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3moe"])
+def test_a_text_has_no_more_spans_than_memory_is_left_for(tmp_path, name, monkeypatch):
+    """From the least memory: each pass reads all that it needs."""
+    for place in ("storage.buffers", "offload.decoder.experts"):
+        monkeypatch.setattr(f"toolkit.{place}.HUGE_PAGE_BYTES", 4096)
+    write(CASES[name].model(), CASES[name], file := tmp_path / "model.gguf")
+    with pytest.raises(BudgetError) as refused:
+        opened(file, 1000)
+    with opened(file, refused.value.needed_bytes, timed=True) as decoder:
+        decoder.prefill(TOKENS[:20])
+        for token in TOKENS[20:25]:
+            decoder.step(token)
+        found, most = len(decoder.recorder.timeline().spans), most_spans(decoder.sizes, 20)
+        most += 5 * most_spans(decoder.sizes, 1)
+    assert most / 3 < found <= most  # experts that stay are not read again
 
 
 def layers(decoder):

@@ -253,9 +253,8 @@ def _stretches(decoder: Decoder, steps: Iterable[Step]) -> list[_Stretch]:
 def overhead(sizes: Architecture, room: TextRoom, compiles: bool) -> Overhead:
     """The memory that comes beside weights and buffers; `compiles`: no compiled kernels are kept."""
     batch = min(room.prompt, batch_tokens(sizes))
-    passes = room.new + ceil(room.prompt / min(PASS, batch_tokens(sizes)))
-    of_block = 1 + len(FFN) + (2 * sizes.mixture.used if sizes.mixture else 0)
-    pieces = of_block * sizes.blocks + sizes.words // max(1, sizes.ffn) + 2
+    at_once = min(PASS, batch_tokens(sizes))
+    spans = room.new * most_spans(sizes, 1) + ceil(room.prompt / at_once) * most_spans(sizes, at_once)
     return Overhead(
         opening=OPENING,
         compiler=COMPILER if compiles else 0,
@@ -265,9 +264,15 @@ def overhead(sizes: Architecture, room: TextRoom, compiles: bool) -> Overhead:
         + num_threads() * SCRATCH_BYTES
         + 2 * room.positions * sizes.heads * FLOAT,
         logits=3 * FLOAT * sizes.words,
-        timeline=2 * SPAN * pieces * passes,
+        timeline=SPAN * spans,
         code=CODE,
     )
+
+
+def most_spans(sizes: Architecture, tokens: int) -> int:
+    """A bound of the spans of a pass: each piece and each expert is read once and computed once."""
+    experts = min(sizes.mixture.experts, sizes.mixture.used * tokens) if sizes.mixture else 0
+    return 2 * ((1 + len(FFN) + experts) * sizes.blocks + sizes.words // max(1, sizes.ffn) + 2)
 
 
 def most_bytes(header: GgufHeader) -> int:
