@@ -20,10 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from toolkit.errors import UserError, unknown
-from toolkit.span_log import SpanKind, SpanLog
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -156,8 +153,14 @@ class Timeline:
 
     def nearest(self) -> list[tuple[str, float, int]]:
         """The stages, seconds and bytes of `breakdown`, without pandas."""
-        fields = [(STAGES.index(s.stage), s.start_s, s.end_s, s.nbytes) for s in self.spans]
-        return _nearest(*np.array(fields, float).reshape(-1, 4).T)
+        rows, covered = [], []
+        for stage in (*NEAREST, "other"):
+            spans = [s for s in self.spans if s.stage == stage]
+            if spans:
+                before = union_s(covered)
+                covered += [(s.start_s, s.end_s) for s in spans]
+                rows.append((stage, union_s(covered) - before, self._nbytes(stage)))
+        return rows
 
     def _nbytes(self, *stages: str) -> int:
         return sum(s.nbytes for s in self.spans if s.stage in stages)
@@ -167,6 +170,8 @@ class Recorder:
     """Records spans from any number of threads on one monotonic clock, whose zero is the recorder's making."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        from toolkit.span_log import SpanLog  # and NumPy, which `toolkit.Timeline` alone does not need
+
         self._clock, self._zero = clock, clock()
         self._log, self._made = SpanLog(), list[tuple[int, Span]]()  # of the first rows: thread and span
         self._lock = threading.Lock()
@@ -184,13 +189,12 @@ class Recorder:
 
     def add(self, span: Span) -> None:
         """Add a span that was timed elsewhere, for example by CUDA events, in seconds since this recorder's zero."""
-        kind = SpanKind(threading.get_ident(), span.stage, span.op, span.tier, span.layer)
+        kind = threading.get_ident(), span.stage, span.op, span.tier, span.layer
         self._log.append(kind, span.start_s, span.end_s, span.nbytes)
 
     def record(self, stage: str, op: str, tier: str, start_s: float, nbytes: int, layer: int | None) -> None:
         """Add a span that ends now. Its fields are checked when the timeline is asked for, so this is quick."""
-        kind = SpanKind(threading.get_ident(), stage, op, tier, layer)
-        self._log.append(kind, start_s, self.now_s(), nbytes)
+        self._log.append((threading.get_ident(), stage, op, tier, layer), start_s, self.now_s(), nbytes)
 
     def now_s(self) -> float:
         """Seconds since this recorder's zero."""
@@ -205,51 +209,26 @@ class Recorder:
             taken = self._log.rows()
             self._log.forget(len(taken))  # another thread may be adding one
             self._made.clear()
-        return self._moved(taken, stage)
+        return taken.moved(stage)
 
     def moved(self, stage: str) -> int:
         """The bytes that the spans of a stage moved so far. The spans stay."""
-        return self._moved(self._log.rows(), stage)
-
-    def _moved(self, rows: np.ndarray, stage: str) -> int:
-        return int(rows["nbytes"][self._stages(rows) == STAGES.index(stage)].sum())
-
-    def _stages(self, rows: np.ndarray) -> np.ndarray:
-        """The place of each row's stage in `STAGES`."""
-        kinds = self._log.kinds()
-        of_kind = [STAGES.index(kinds[number].stage) for number in range(len(kinds))]
-        return np.array(of_kind, np.uint8)[rows["kind"]]
+        return self._log.rows().moved(stage)
 
     def timeline(self) -> Timeline:
         """The spans that have ended so far, as a measured timeline: an object for each."""
         with self._lock:
-            rows, kinds = self._log.rows(len(self._made)), self._log.kinds()
-            for number, start_s, end_s, nbytes in rows.tolist():
-                thread, stage, op, tier, layer = kinds[number]
-                self._made.append((thread, Span(stage, op, tier, start_s, end_s, nbytes, layer)))
+            self._made += [(thread, Span(*fields)) for thread, *fields in self._log.rows(len(self._made)).fields()]
             return Timeline(tuple(self._apart_from_compilations()), "measured")
 
     def nearest(self, start_s: float, end_s: float) -> list[tuple[str, float, int]]:
         """`timeline().window(start_s, end_s).nearest()` without an object for each span, for a text of any length."""
-        return _nearest(*self._within(start_s, end_s), whole_s=end_s - start_s)
-
-    def _within(self, start_s: float, end_s: float) -> tuple[np.ndarray, ...]:
-        """The stages, starts, ends and bytes of the parts of spans and compilations that lie between two instants."""
-        rows = self._log.rows()
-        noted = [ends for thread in self._threads() for ends in self._compilations(thread)]
-        compiled = np.array(noted, float).reshape(-1, 2)
-        stages = np.append(self._stages(rows), np.full(len(compiled), STAGES.index("compile"), np.uint8))
-        starts, ends = np.append(rows["start_s"], compiled[:, 0]), np.append(rows["end_s"], compiled[:, 1])
-        begin, finish = np.clip(starts, start_s, end_s) - start_s, np.clip(ends, start_s, end_s) - start_s
-        within = (starts < end_s) & (ends > start_s)
-        shares = np.divide(finish - begin, ends - starts, out=np.ones(len(starts)), where=ends > starts)
-        nbytes = np.rint(shares[: len(rows)] * rows["nbytes"])  # compilations move none
-        return stages[within], begin[within], finish[within], np.append(nbytes, np.zeros(len(compiled)))[within]
+        compilations = [ends for thread in self._threads() for ends in self._compilations(thread)]
+        return self._log.rows().nearest(start_s, end_s, compilations)
 
     def _threads(self) -> set[int]:
         """The threads that added spans, if they go by the clock that compilations are timed with."""
-        kinds = self._log.kinds().values()
-        return {kind.thread for kind in kinds} if self._clock is time.perf_counter else set()
+        return self._log.threads() if self._clock is time.perf_counter else set()
 
     def _apart_from_compilations(self) -> Iterator[Span]:
         """The spans without the compilations of their own thread, and those as spans."""
@@ -275,26 +254,6 @@ class Recorder:
             if start >= 0 and (not found or start >= found[-1][1]):
                 found.append((start, end))
         return found
-
-
-def _nearest(
-    stages: np.ndarray, starts: np.ndarray, ends: np.ndarray, nbytes: np.ndarray, whole_s: float = 0
-) -> list[tuple[str, float, int]]:
-    """Stage, seconds and bytes of spans, each instant counted once; of `whole_s` seconds what no span covers is other.
-
-    `stages` are places in `STAGES`.
-    """
-    rows, covered_s, nearer = [], 0.0, np.zeros(len(stages), bool)
-    for stage in (*NEAREST, "other"):
-        found = stages == STAGES.index(stage)
-        nearer |= found
-        with_it_s = _covered_s(starts[nearer], ends[nearer]) if found.any() else covered_s
-        if stage == "other":
-            with_it_s = max(with_it_s, whole_s)
-        if found.any() or with_it_s > covered_s:
-            rows.append((stage, with_it_s - covered_s, int(nbytes[found].sum())))
-        covered_s = with_it_s
-    return rows
 
 
 _compiled: list[tuple[int, float, float]] = []  # of this process: thread, start and end by `time.perf_counter`
@@ -326,14 +285,11 @@ def _frame(rows: Iterable, columns: list[str]) -> "pd.DataFrame":
 
 def union_s(intervals: Iterable[tuple[float, float]]) -> float:
     """Length of the union of intervals (start, end)."""
-    return _covered_s(*np.array([*intervals], float).reshape(-1, 2).T)
-
-
-def _covered_s(starts: np.ndarray, ends: np.ndarray) -> float:
-    order = np.argsort(starts, kind="stable")
-    starts, reached = starts[order], np.maximum.accumulate(ends[order])
-    before = np.append(0.0, reached[:-1])[: len(starts)]
-    return float(np.maximum(0.0, reached - np.maximum(starts, before)).sum())
+    covered = reached = 0.0
+    for start, end in sorted(intervals):
+        covered += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered
 
 
 def gaps(intervals: Iterable[tuple[float, float]], until: float) -> Iterator[tuple[float, float]]:
