@@ -113,6 +113,11 @@ def test_a_compilation_is_no_part_of_the_span_that_waited_for_it(monkeypatch):
     assert stages.loc["compute", "nbytes"] == 7
     parts = found.breakdown().set_index("stage")
     assert parts["seconds"].round(9).to_dict() == {"compile": 6, "compute": 4, "read": 0}
+    assert [(stage, round(seconds, 9), nbytes) for stage, seconds, nbytes in recorder.nearest(0, 10)] == [
+        ("compile", 6, 0),
+        ("compute", 4, 7),
+        ("read", 0, 0),
+    ]
     assert parts["share_percent"].sum() == pytest.approx(100)
 
 

@@ -6,7 +6,6 @@ log.rows().nearest(0, 10)
 """
 
 import struct
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -14,20 +13,34 @@ from typing import TypeAlias
 
 import numpy as np
 
+from toolkit.errors import unknown
 from toolkit.timeline import NEAREST, STAGES
 
 ROW = np.dtype([("kind", "<u4"), ("start_s", "<f8"), ("end_s", "<f8"), ("nbytes", "<i8")])
 PACKED_ROW = struct.Struct("<Iddq")
 # what spans share: the thread that added them, and their stage, operation, tier and layer
 SpanKind: TypeAlias = tuple[int, str, str, str, int | None]
+OF_STAGE = 8  # numbers of kinds: the rest by it is the place of their stage in `STAGES`
+
+
+class KindNumbers(dict[SpanKind, int]):
+    """A number for each kind that is asked for. Raises `UserError` for an unknown stage."""
+
+    def __init__(self) -> None:
+        self._new = count()
+
+    def __missing__(self, kind: SpanKind) -> int:
+        """A new number."""
+        if kind[1] not in STAGES:
+            raise unknown("stage", kind[1], STAGES)
+        return self.setdefault(kind, OF_STAGE * next(self._new) + STAGES.index(kind[1]))  # the first thread's stays
 
 
 class SpanLog:
     """Rows in the order in which they came. Any thread may append while others do, or read."""
 
     def __init__(self) -> None:
-        self._rows = bytearray()
-        self._numbers: defaultdict[SpanKind, int] = defaultdict(count().__next__)
+        self._rows, self._numbers = bytearray(), KindNumbers()
 
     def append(self, kind: SpanKind, start_s: float, end_s: float, nbytes: int) -> None:
         """Add a row."""
@@ -35,8 +48,15 @@ class SpanLog:
 
     def rows(self, first: int = 0) -> "SpanRows":
         """A copy of the rows from one on."""
-        table = np.frombuffer(self._rows[first * ROW.itemsize :], ROW)
-        return SpanRows(table, {number: kind for kind, number in self._numbers.copy().items()})
+        return SpanRows(np.frombuffer(self._rows[first * ROW.itemsize :], ROW))
+
+    def fields(self, first: int) -> Iterator[tuple]:
+        """The thread of each row from one on, then the fields of its `Span`."""
+        rows = self.rows(first).table.tolist()
+        kinds = {number: kind for kind, number in self._numbers.copy().items()}
+        for number, start_s, end_s, nbytes in rows:
+            *kind, layer = kinds[number]
+            yield *kind, start_s, end_s, nbytes, layer
 
     def forget(self, rows: int) -> None:
         """Drop so many of the first rows."""
@@ -49,20 +69,13 @@ class SpanLog:
 
 @dataclass(frozen=True)
 class SpanRows:
-    """Some rows. `kinds` are those of the whole log by their numbers, which begin at 0."""
+    """Some rows: `table` has the fields of `ROW`."""
 
     table: np.ndarray
-    kinds: dict[int, SpanKind]
 
     def __len__(self) -> int:
         """How many there are."""
         return len(self.table)
-
-    def fields(self) -> Iterator[tuple]:
-        """The thread of each row, then the fields of its `Span`."""
-        for number, start_s, end_s, nbytes in self.table.tolist():
-            *kind, layer = self.kinds[number]
-            yield *kind, start_s, end_s, nbytes, layer
 
     def moved(self, stage: str) -> int:
         """The bytes that the spans of a stage moved."""
@@ -101,8 +114,7 @@ class SpanRows:
 
     def _stages(self) -> np.ndarray:
         """The place of each row's stage in `STAGES`."""
-        of_kind = [STAGES.index(self.kinds[number][1]) for number in range(len(self.kinds))]
-        return np.array(of_kind, np.uint8)[self.table["kind"]]
+        return (self.table["kind"] % OF_STAGE).astype(np.uint8)
 
 
 def _covered_s(starts: np.ndarray, ends: np.ndarray) -> float:

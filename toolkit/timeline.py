@@ -193,7 +193,7 @@ class Recorder:
         self._log.append(kind, span.start_s, span.end_s, span.nbytes)
 
     def record(self, stage: str, op: str, tier: str, start_s: float, nbytes: int, layer: int | None) -> None:
-        """Add a span that ends now. Its fields are checked when the timeline is asked for, so this is quick."""
+        """Add a span that ends now. Times and bytes are checked when the timeline is asked for, so this is quick."""
         self._log.append((threading.get_ident(), stage, op, tier, layer), start_s, self.now_s(), nbytes)
 
     def now_s(self) -> float:
@@ -218,7 +218,7 @@ class Recorder:
     def timeline(self) -> Timeline:
         """The spans that have ended so far, as a measured timeline: an object for each."""
         with self._lock:
-            self._made += [(thread, Span(*fields)) for thread, *fields in self._log.rows(len(self._made)).fields()]
+            self._made += [(thread, Span(*fields)) for thread, *fields in self._log.fields(len(self._made))]
             return Timeline(tuple(self._apart_from_compilations()), "measured")
 
     def nearest(self, start_s: float, end_s: float) -> list[tuple[str, float, int]]:
