@@ -30,6 +30,7 @@ SMALL = {
     "compare_results": "{tmp}/before {tmp}/after",
     "contexts": "{tmp}/model.gguf --limits 900 --contexts 8 --turns 1 --tokens 4",
     "decode_step": "--folder {tmp}/store --tokens 6 --turns 1 --ways dense endor_packed spqr_packed",
+    "disk_places": "--folder {tmp} --file-mib 4 --places 2 --repetitions 1 --markdown",
     "draft": "{tmp}/packed {tmp}/packed --draft-method endor_packed --drafted 2 --tokens 6 --prompts 1",
     "gguf_logits": "--cases llama",
     "gguf_processes": "--ours",

@@ -107,5 +107,5 @@ def test_a_new_format_runs_on_a_gpu(packed, monkeypatch, method):
 
 def test_a_new_format_is_timed(packed):
     store = Store.open(packed[1])
-    spans = take_turns(layer_passes(store, [(Way("backwards", device="cpu"), "storage")]), repetitions=1)
+    spans = take_turns(layer_passes([store], [(Way("backwards", device="cpu"), "storage")]), repetitions=1)
     assert (spans["stage"] == "decode").sum() == 7

@@ -18,7 +18,7 @@ from toolkit.lazy import lazy
 if TYPE_CHECKING:
     from toolkit.papers.endor.cost_model import PlacedLayer, Weight, predict, weights, with_rates
     from toolkit.papers.endor.latency import layer_headline, layer_times, layer_ways, operation_times, times_by_machine
-    from toolkit.papers.endor.operations import labels, measured_spans, spans_of, twin_store
+    from toolkit.papers.endor.operations import labels, measured_spans, spans_of, twin_stores
     from toolkit.papers.endor.passes import MAPS, pairs_table
     from toolkit.papers.endor.rates import this_machine
     from toolkit.papers.endor.tables import layer_of, operation_table, pass_table
@@ -43,7 +43,7 @@ __all__ = [
     "spans_of",
     "this_machine",
     "times_by_machine",
-    "twin_store",
+    "twin_stores",
     "weights",
     "with_rates",
 ]

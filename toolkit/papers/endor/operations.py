@@ -1,14 +1,17 @@
 """Passes through one layer of a store: its operations are read, decoded and used, and each step is a span.
 
-    with twin_store({"fc1": (36864, 9216)}, torch.float16, 0.5, ["dense", "endor"]) as store:
+    with twin_stores({"fc1": (36864, 9216)}, torch.float16, 0.5, ["dense", "endor"]) as stores:
         ways = [(Way("dense", device="cpu"), "storage"), (Way("endor", device="cpu"), "storage")]
-        take_turns(layer_passes(store, ways), repetitions=5, warm_up=1)
+        take_turns(layer_passes(stores, ways), repetitions=5, warm_up=1)
 
-The layer is a shape-only twin: random weights, since time does not depend on their values. The device is the CPU.
-`measured_spans` keeps the spans, by machine, disk and code.
+The layer is a shape-only twin: random weights, since time does not depend on their values. It lies on the disk several
+times, since a file's speed depends on where it lies. The device is the CPU. `measured_spans` keeps the spans, by
+machine, disk and code.
 """
 
 import contextlib
+import itertools
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -20,7 +23,7 @@ from torch import Tensor
 
 from toolkit import paths
 from toolkit.errors import UserError, unknown
-from toolkit.files import make_folder, scratch_folder
+from toolkit.files import check_space, make_folder, new_folder, scratch_folder
 from toolkit.formats import Packed, encode
 from toolkit.formats.packed import DTYPES
 from toolkit.formats.scaled import Scaled, unpacked
@@ -39,29 +42,38 @@ from toolkit.storage.writing import Op, write_store
 from toolkit.timeline import Recorder, Timeline
 
 PLACEMENTS = ("storage", "dram")
+PLACES = 3  # of the disk, which turns read from one after the other: they differ by up to 8 % (benchmarks/README.md)
 TOLERANCE = 0.02  # of the largest product: sums in other orders, and torch's are rounded to the weight's type
 SCALES_DTYPE = torch.float16  # of int8 twins: ENDOR's models are float16
 
 
 @contextlib.contextmanager
-def twin_store(
-    shapes: Mapping[str, tuple[int, int]], dtype: torch.dtype, sparsity: float, forms: Sequence[str]
-) -> Iterator[Store]:
-    """A store of one random layer in these formats on the disk of the cache, removed afterwards. int8 rows have scales.
+def twin_stores(
+    shapes: Mapping[str, tuple[int, int]],
+    dtype: torch.dtype,
+    sparsity: float,
+    forms: Sequence[str],
+    places: int = PLACES,
+) -> Iterator[list[Store]]:
+    """A store of one random layer in these formats, and copies of it at other places of the cache's disk.
 
-    Each operation's bytes in each format are read back and checked against the pruned weight. Raises `UserError` if
-    one differs, or the disk is too small.
+    They are removed afterwards. int8 rows have scales. Each operation's bytes in each format are read back from every
+    place and checked against the pruned weight. Raises `UserError` if one differs, or the disk is too small.
     """
     weights = {op: random_pruned(shape, sparsity, dtype, seed) for seed, (op, shape) in enumerate(shapes.items())}
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
-        target = folder / "store"
+        first, *others = (folder / f"store-{number}" for number in range(places))
         total = len(forms) * sum(weight.nbytes for weight in weights.values())
-        write_store(target, _packed(weights, forms), model={"name": "twin"}, expected_bytes=total)
-        store = Store.open(target)
-        for form in forms:
+        check_space(folder, places * total)
+        write_store(first, _packed(weights, forms), model={"name": "twin"})
+        for other in others:
+            with new_folder(other) as copy:
+                shutil.copytree(first, copy, dirs_exist_ok=True)
+        stores = [Store.open(place) for place in (first, *others)]
+        for store, form in itertools.product(stores, forms):
             _check(store, form, weights)
         weights.clear()
-        yield store
+        yield stores
 
 
 def _packed(weights: Mapping[str, Tensor], forms: Sequence[str]) -> Iterator[Op]:
@@ -94,7 +106,7 @@ def measured_spans(
     dtype, ours = DTYPES[workload.dtype], [case for case in ways if case[0].method not in RIVALS]
     with contextlib.ExitStack() as stack:
         forms = list(dict.fromkeys(way.stored.format for way, _ in ours))
-        contestants = layer_passes(stack.enter_context(twin_store(shapes, dtype, workload.sparsity, forms)), ours)
+        contestants = layer_passes(stack.enter_context(twin_stores(shapes, dtype, workload.sparsity, forms)), ours)
         for case in [case for case in ways if case[0].method in RIVALS]:
             (shape,) = shapes.values()
             folder = stack.enter_context(scratch_folder(paths.cache_dir()))
@@ -110,12 +122,15 @@ def spans_of(spans: pd.DataFrame, placed: Placed) -> pd.DataFrame:
     return spans[(spans[list(wanted.index)] == wanted).all(axis=1)]
 
 
-def layer_passes(store: Store, cases: Sequence[Placed]) -> list["LayerPass"]:
-    """A contestant for each way and placement. Raises `UserError` for an unknown placement."""
+def layer_passes(stores: Sequence[Store], cases: Sequence[Placed]) -> list["LayerPass"]:
+    """A contestant for each way and placement; each turn reads the next store, all of which hold the same.
+
+    Raises `UserError` for an unknown placement.
+    """
     for _, placement in cases:
         if placement not in PLACEMENTS:
             raise unknown("placement", placement, PLACEMENTS)
-    layer = LayerInMemory(store, dict.fromkeys(way.stored.format for way, _ in cases))
+    layer = LayerInMemory(stores, dict.fromkeys(way.stored.format for way, _ in cases))
     return [LayerPass(layer, case) for case in cases]
 
 
@@ -131,8 +146,8 @@ class LayerInMemory:
     `reference` has the products of the weights made dense; packed weights may add in another order.
     """
 
-    def __init__(self, store: Store, forms: Iterable[str]):
-        self.store = store
+    def __init__(self, stores: Sequence[Store], forms: Iterable[str]):
+        self.stores, store = stores, stores[0]
         self.buffers = {form: aligned_buffer(store.slot_bytes(form)) for form in forms}
         self.weights = {form: _weights(store, form, buffer) for form, buffer in self.buffers.items()}
         form, weights = next(iter(self.weights.items()))
@@ -150,7 +165,7 @@ class LayerInMemory:
 class LayerPass(Contestant):
     """The operations of a layer are read, decoded and multiplied with a vector each, by one way.
 
-    Files are opened anew for each turn, which drops what the page cache may hold of them.
+    Each turn opens the files of the next store, which drops what the page cache may hold of them.
     """
 
     exact = False
@@ -160,13 +175,14 @@ class LayerPass(Contestant):
         self.name = f"{self.way.method}, {self.way.policy}, {placement},"
         self.shared, self.reference = shared, shared.reference
         self.form, self.is_read = self.way.stored.format, placement == "storage"
-        self.layer, self.buffer = shared.store.layer(0, self.form), shared.buffers[self.form]
+        self.layer, self.buffer = shared.stores[0].layer(0, self.form), shared.buffers[self.form]
+        self.places = itertools.cycle(shared.stores)
         self.nbytes = self.layer.nbytes if self.is_read else 0
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         """The files, and the layer in its buffer if it is in DRAM."""
-        with open_reader(None, self.shared.store, self.form) as self.reader:
+        with open_reader(None, next(self.places), self.form) as self.reader:
             if not self.is_read:
                 self.reader.read(self.layer.chunks, self.buffer)
             self.mode, self.recorder = self.reader.mode if self.is_read else "memory", Recorder()
