@@ -1,6 +1,6 @@
 """Every kept score from the files `comparison.csv` alone: a slow, obvious oracle without pandas or the toolkit.
 
-python tests/naive_score.py results/reference/xeon-emerald-rapids-2c
+python tests/naive_score.py results/reference/epyc-zen4-2c
 """
 
 import csv

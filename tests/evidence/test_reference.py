@@ -78,7 +78,7 @@ def test_results_of_one_clean_commit_are_kept_with_their_scores(results):
     assert off["stages_largest"][tables.ALL] == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("machine", ["xeon-emerald-rapids-2c", "."])
+@pytest.mark.parametrize("machine", ["epyc-zen4-2c", "."])
 def test_kept_scores_follow_from_the_comparisons_alone(machine, tmp_path):
     """By an oracle that knows nothing but the files; `.` stands for those of all machines together."""
     folder = reference_dir() / machine
@@ -96,7 +96,7 @@ def test_kept_scores_follow_from_the_comparisons_alone(machine, tmp_path):
 
 
 def test_kept_model_errors_are_those_of_the_kept_tables():
-    folder = reference_dir() / "xeon-emerald-rapids-2c"
+    folder = reference_dir() / "epyc-zen4-2c"
     pd.testing.assert_frame_equal(tables.model_errors(folder), pd.read_csv(folder / "model_error.csv"))
 
 

@@ -66,8 +66,9 @@ def test_perplexity_and_accuracy_have_their_errors_and_name_their_text(save, tmp
     assert found["latency"].empty
 
 
-def test_what_is_kept_gives_one_number_a_row():
-    for name, table in combined_tables(reference_dir() / "xeon-emerald-rapids-2c").items():
+@pytest.mark.parametrize("machine", sorted(path.name for path in reference_dir().iterdir() if path.is_dir()))
+def test_what_is_kept_gives_one_number_a_row(machine):
+    for name, table in combined_tables(reference_dir() / machine).items():
         labels = [column for column in COLUMNS if column != "value"]
         twice = table[table.duplicated(labels, keep=False) & table["evidence"].ne("published")]
         assert twice["notebook"].unique().tolist() == [], name
