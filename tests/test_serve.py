@@ -1,5 +1,6 @@
 """`serve` with a tiny model and real clients: OpenAI's package, many at once, ones that leave, and lm-eval."""
 
+import asyncio
 import json
 import socket
 import sys
@@ -24,6 +25,7 @@ from toolkit.offload.chat_template import tokens_of
 from toolkit.offload.generation import Reuse, Writer
 from toolkit.offload.model import OffloadedModel
 from toolkit.serving.app import BODY_BYTES, make_app
+from toolkit.serving.worker import Worker
 
 MESSAGES = [{"role": "user", "content": "5 6"}]
 
@@ -120,6 +122,10 @@ def test_logarithms_of_probabilities_are_those_of_the_model(client, tiny):
         best = expected[at].topk(2)
         for index, value in zip(best.indices.tolist(), best.values.tolist(), strict=True):
             assert scores.top_logprobs[at + 1][tokenizer.decode([index])] == pytest.approx(value, abs=1e-4)
+    pieces = list(completion(client, prompt, logprobs=2, max_tokens=2, stream=True))
+    offsets = [at for piece in pieces for part in piece.choices if part.logprobs for at in part.logprobs.text_offset]
+    assert offsets == completion(client, prompt, logprobs=2, max_tokens=2).choices[0].logprobs.text_offset
+    assert offsets[1] > 0
     alone = completion(client, prompt, echo=True, logprobs=0, max_tokens=0).choices[0]
     assert alone.logprobs.token_logprobs == scores.token_logprobs[:4]
     (entry,) = chat(client, max_tokens=1, logprobs=True, top_logprobs=3).choices[0].logprobs.content
@@ -198,6 +204,25 @@ def test_a_full_queue_is_status_429(writer, held):
         go.release(100)
         assert first.result().choices[0].text
         assert second.result().choices[0].text
+
+
+def test_a_worker_that_closes_ends_the_works_that_wait():
+    """The first one is under way until it is cancelled; the others never begin."""
+    begun = threading.Event()
+
+    def compute(_, cancelled):
+        begun.set()
+        until(cancelled)
+        yield "part"
+
+    async def closed():
+        worker = Worker(None, 4)
+        works = [worker.submit(compute) for _ in range(3)]
+        await asyncio.to_thread(begun.wait)
+        await asyncio.to_thread(worker.close)
+        return [[part async for part in work] for work in works]
+
+    assert asyncio.run(asyncio.wait_for(closed(), 30)) == [["part"], [], []]
 
 
 @pytest.mark.parametrize("stream", [True, False])

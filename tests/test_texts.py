@@ -9,6 +9,7 @@ from gguf_files import CASES, write
 from tests import chat_model
 from tests.chat_model import answer, text_of
 from toolkit.__main__ import main
+from toolkit.commands.texts import read_prompts
 from toolkit.interchange.reading import load_tokenizer
 
 PROMPTS = {"5 6": [5, 6], "11": [11], "7 8 9": [7, 8, 9]}
@@ -56,6 +57,16 @@ def test_prompts_of_a_file_give_an_object_each_as_alone(tiny, written, tmp_path,
     assert plain.splitlines() == [prompt + text for prompt, text in zip(PROMPTS, expected, strict=True)]
     stop = expected[0][3:6]
     assert written(folder, "--prompt", "5 6", "--stop", stop) == f"5 6{expected[0][:3]}\n"
+
+
+def test_only_the_ends_of_lines_part_prompts(tmp_path):
+    """Unicode's other line separators are part of a prompt; JSON leaves them as they are."""
+    prompts, file = ["one\u2028two", "three\x85four\x0b"], tmp_path / "prompts"
+    file.write_bytes("\r\n\r\n".join(prompts).encode())
+    assert read_prompts(str(file)) == prompts
+    lines = (json.dumps({"prompt": prompt}, ensure_ascii=False) for prompt in prompts)
+    file.write_bytes("\n".join(lines).encode())
+    assert read_prompts(str(file)) == prompts
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])

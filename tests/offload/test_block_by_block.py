@@ -258,3 +258,14 @@ def test_another_recipe_begins_anew(tmp_path):
     one.finish(0, {"norm": torch.ones(2)}, {"hidden": torch.zeros(1)})
     same, other = (Unfinished(one.folder, {"sparsity": zeros}) for zeros in (0.5, 0.6))
     assert (same.number, same.other, other.number, other.other) == (1, False, 0, True)
+
+
+def test_layers_of_more_digits_than_three_are_told_apart(tmp_path):
+    """Parts of a head are layers: a small model with a large vocabulary has more than a thousand."""
+    one = Unfinished(tmp_path / "unfinished", {})
+    one.finish(299, {"norm": torch.ones(2)}, {"hidden": torch.zeros(1)})
+    shards = [one.folder / f"layer-{number}.dense.safetensors" for number in (299, 300, 1000, 2999)]
+    for shard in shards:
+        shard.touch()
+    assert Unfinished(one.folder, {}).number == 300
+    assert [shard.exists() for shard in shards] == [True, False, False, False]

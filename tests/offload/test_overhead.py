@@ -43,6 +43,13 @@ def test_each_expert_of_a_token_has_a_prompt_in_memory():
     assert Overhead.of(mixture, TextRoom(1000, 5)).prompt == 3 * 4 * 1000 * 2 * (2 * 64 + 2 * 128) + scores
 
 
+def test_each_expert_of_a_pass_has_its_spans():
+    """By hand: 4 layers of 16 experts, of which a token takes 10, and each of a prompt's 3 passes all."""
+    mixture = MixtralConfig(num_experts_per_tok=10, num_local_experts=16, **SIZES)
+    passes = 3 * (overhead.SPANS + 2 * 16) + 5 * (overhead.SPANS + 2 * 10)
+    assert Overhead.of(mixture, TextRoom(1000, 5, at_once=400)).timeline == overhead.SPAN * 4 * passes
+
+
 @pytest.fixture
 def free(monkeypatch):
     """Sets the free bytes of the process."""

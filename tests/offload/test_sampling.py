@@ -17,6 +17,19 @@ def test_the_likeliest_token_is_taken_at_temperature_0():
     assert Sampler(Sampling())(np.array([1.0, 3.0, 2.0], dtype=np.float32)) == 1
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-30])
+def test_a_temperature_near_0_takes_the_likeliest_token(temperature):
+    """What is divided by it overflows."""
+    logits = np.array([-700.0, 3.0, 2.0, -np.inf], dtype=np.float32)
+    assert Sampler(Sampling(temperature))(logits) == 1
+
+
+@pytest.mark.parametrize("damaged", [np.nan, np.inf])
+def test_logits_that_no_token_can_be_chosen_by_are_refused(damaged):
+    with pytest.raises(UserError, match="not numbers"):
+        Sampler(Sampling(1.0))(np.array([0.0, damaged], dtype=np.float32))
+
+
 BY_HAND = [
     ({}, [0.5, 0.25, 0.125, 0.125]),
     ({"temperature": 0.5}, [16 / 22, 4 / 22, 1 / 22, 1 / 22]),  # squares, over their sum

@@ -27,7 +27,7 @@ def read_prompts(place: str) -> list[str]:
     """
     try:
         read = sys.stdin.buffer.read() if place == STANDARD_INPUT else Path(place).read_bytes()
-        lines = [line for line in read.decode("utf-8").splitlines() if line.strip()]
+        lines = [line.removesuffix("\r") for line in read.decode("utf-8").split("\n") if line.strip()]
     except UnicodeDecodeError as error:
         raise UserError(f"--prompts {place}: byte {error.start + 1} is no UTF-8; convert the file") from None
     except OSError as error:

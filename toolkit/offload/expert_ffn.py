@@ -128,7 +128,7 @@ class ExpertFFN(Offloaded):
         needed, count = np.unique(ids.numpy()), self.slots.cache.slots
         for first in range(0, len(needed), count):  # in parts that the slots can hold
             self.slots.bring(part := needed[first : first + count].tolist())
-            for following in self._following if len(x) == 1 else ():
+            for following in self._following if len(x) == 1 and first == 0 else ():
                 following.look_ahead(x)
             for expert in part:
                 self._add(expert, x, ids, weights, total)

@@ -25,13 +25,15 @@ OPENING, BY_NEURON = 50_000_000, 35_000_000
 COMPILER = 130_000_000  # LLVM, where kernels are not kept from an earlier process
 CODE = 40_000_000  # pages of libraries, which would have to be read again and again if there were no room for them
 SPAN = 160  # bytes of a span on the timeline, most of them for a moment, when the time is divided among stages
-SPANS = 24  # of a layer and token at most
+SPANS = 24  # of a layer and pass at most, beside those of experts
+SPANS_OF_EXPERT = 2  # read and used
 FLOAT = 4
 WIDTHS = 3  # vectors of a layer's widths that exist at once for each token of a prompt
 RESIDENT_SHARE = 0.9  # of free memory; the rest is for other processes and page tables
 ROOM = 256  # positions that a cache of keys and values grows by: so often is it copied, and so much memory waits
 LEAST_MARGIN = 1.01  # of the least limit that is named: what a process holds after its imports differs a little
-EXPERTS_OF_A_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")  # in configurations
+EXPERTS_OF_A_LAYER = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # in configurations
+EXPERTS_OF_A_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
 FILLED = 1.25  # what padding and buffers add to the bytes of weights, at most
 BUFFERS = 64_000_000
 
@@ -88,6 +90,9 @@ class Overhead:
         if used := max(_number(config, name) for name in EXPERTS_OF_A_TOKEN):
             width = max(width, used * (2 * hidden + 2 * of_expert))  # each expert has its tokens, gate, up and output
         passed = room.passed
+        experts = max(_number(config, name) for name in EXPERTS_OF_A_LAYER) or used * passed
+        spans = room.new * (SPANS + SPANS_OF_EXPERT * used)
+        spans += ceil(room.prompt / max(1, passed)) * (SPANS + SPANS_OF_EXPERT * min(experts, used * passed))
         scores = passed * room.prompt * (FLOAT if _by_kernel(config) else 2 * FLOAT * heads)
         return cls(
             opening=OPENING + by_neuron * BY_NEURON,
@@ -95,7 +100,7 @@ class Overhead:
             cache=cache_bytes(config, room.positions),
             prompt=WIDTHS * FLOAT * passed * width + scores,
             logits=3 * FLOAT * config.vocab_size * (passed if all_logits else 1),
-            timeline=SPAN * SPANS * layers * room.new,
+            timeline=SPAN * layers * spans,
         )
 
     @classmethod

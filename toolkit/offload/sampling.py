@@ -44,7 +44,8 @@ class Sampling:
 
     def probabilities(self, logits: Float[np.ndarray, " vocabulary"]) -> Float64[np.ndarray, " vocabulary"]:
         """The probability of each token, for a temperature above 0. Tokens that top-k or top-p leave out have 0."""
-        scores = logits.astype(np.float64) / self.temperature
+        with np.errstate(over="ignore"):  # a tiny temperature makes all but the likeliest infinitely unlikely
+            scores = (logits.astype(np.float64) - logits.max()) / self.temperature
         if 0 < self.top_k < len(scores):
             scores[scores < np.partition(scores, -self.top_k)[-self.top_k]] = -np.inf
         chances = _softmax(scores)
@@ -62,9 +63,11 @@ class Sampler:
         self._random = np.random.default_rng(sampling.seed)
 
     def __call__(self, logits: Float[np.ndarray, " vocabulary"]) -> int:
-        """The next token. Raises `UserError` for logits of which one is no number."""
-        if np.isnan(logits).any():
-            raise UserError("the model's logits are not numbers (NaN): its weights, or the file, are damaged")
+        """The next token. Raises `UserError` for logits of which one is no number, or the largest is infinite."""
+        if not np.isfinite(logits.max()):
+            raise UserError(
+                "the model's logits are not numbers (NaN) or infinite: its weights, or the file, are damaged"
+            )
         if not self.sampling.temperature:
             return int(logits.argmax())
         reached = self.sampling.probabilities(logits).cumsum()

@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from toolkit.offload.generation import Score, TextPiece
@@ -20,13 +21,18 @@ class Answer:
     tokenizer: Any
     prompt_tokens: int = 0
     new_tokens: int = 0
+    reached: dict[int, int] = field(default_factory=dict)  # characters of each text that had their scores
     created: int = field(default_factory=lambda: int(time.time()))
     name: str = field(default_factory=lambda: secrets.token_hex(12))
 
     def whole(self, texts: Sequence[tuple[str, list[tuple[int, Score | None]], str]], scored: bool) -> dict[str, Any]:
         """The whole answer: of each prompt the text, its tokens with their scores, and why it ends."""
         choices = [
-            {"index": index, "finish_reason": REASONS.get(end), "logprobs": self._scores(tokens) if scored else None}
+            {
+                "index": index,
+                "finish_reason": REASONS.get(end),
+                "logprobs": self._scores(index, tokens) if scored else None,
+            }
             | ({"message": {"role": "assistant", "content": text}} if self.chat else {"text": text})
             for index, (text, tokens, end) in enumerate(texts)
         ]
@@ -35,7 +41,7 @@ class Answer:
 
     def chunk(self, index: int, piece: TextPiece, scored: bool, first: bool, usage: bool) -> dict[str, Any]:
         """One piece of a streamed answer."""
-        scores = self._scores([(piece.token, piece.score)]) if scored and piece.token is not None else None
+        scores = self._scores(index, [(piece.token, piece.score)]) if scored and piece.token is not None else None
         role = {"role": "assistant"} if first else {}
         content = {"delta": role | {"content": piece.text}} if self.chat else {"text": piece.text}
         choice = {"index": index, "finish_reason": REASONS.get(piece.end), "logprobs": scores} | content
@@ -62,8 +68,8 @@ class Answer:
         prefix = "chatcmpl" if self.chat else "cmpl"
         return {"id": f"{prefix}-{self.name}", "object": kind, "created": self.created, "model": self.model}
 
-    def _scores(self, tokens: Sequence[tuple[int, Score | None]]) -> dict[str, Any]:
-        return {"content": [self._scored(*token) for token in tokens]} if self.chat else self._columns(tokens)
+    def _scores(self, index: int, tokens: Sequence[tuple[int, Score | None]]) -> dict[str, Any]:
+        return {"content": [self._scored(*token) for token in tokens]} if self.chat else self._columns(index, tokens)
 
     def _scored(self, token: int, score: Score) -> dict[str, Any]:
         """An entry of a conversation's scores."""
@@ -74,12 +80,13 @@ class Answer:
         text = self.text_of(token)
         return {"token": text, "logprob": logarithm, "bytes": list(text.encode())}
 
-    def _columns(self, tokens: Sequence[tuple[int, Score | None]]) -> dict[str, Any]:
-        """The scores of a completion. Its first token has none; two tokens of one text share the larger one."""
-        names, offsets, reached = [self.text_of(token) for token, _ in tokens], [], 0
-        for name in names:
-            offsets.append(reached)
-            reached += len(name)
+    def _columns(self, index: int, tokens: Sequence[tuple[int, Score | None]]) -> dict[str, Any]:
+        """The scores of a completion. Its first token has none; two tokens of one text share the larger one.
+
+        Offsets go on from those of the pieces before.
+        """
+        names = [self.text_of(token) for token, _ in tokens]
+        *offsets, self.reached[index] = accumulate(map(len, names), initial=self.reached.get(index, 0))
         best: list[dict[str, float] | None] = []
         for name, (_, score) in zip(names, tokens, strict=True):
             pairs = [] if score is None else [(self.text_of(at), value) for at, value in reversed(score.likeliest)]

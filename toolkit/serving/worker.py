@@ -83,17 +83,19 @@ class Worker:
         return job
 
     def close(self) -> None:
-        """Cancel all jobs and wait for the pass under way."""
+        """Cancel all jobs, those that wait too, and wait for the pass under way."""
         self._ended = True
         if job := self._running:
             job.cancel()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._ended:
+        while not (self._ended and self._jobs.empty()):
             try:
-                self._running = self._jobs.get(timeout=0.1)
+                self._running = job = self._jobs.get(timeout=0.1)
             except queue.Empty:
                 continue
-            self._running.run(self._writer)
+            if self._ended:  # `close` may have looked before there was a job to cancel
+                job.cancel()
+            job.run(self._writer)
             self._running = None

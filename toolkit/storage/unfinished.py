@@ -57,7 +57,7 @@ class Unfinished:
         write_json(folder / RECIPE, recipe)
         self.number = self._written()
         for path in folder.glob("layer-*"):
-            if int(path.name[6:9]) >= self.number:
+            if int(path.name.removeprefix("layer-").partition(".")[0]) >= self.number:
                 path.unlink()
 
     def note(self, shard: Shard, runs: tuple[OpRun, ...]) -> None:
