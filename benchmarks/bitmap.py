@@ -153,9 +153,7 @@ def _decoding_rivals(weight: torch.Tensor, packed, out: torch.Tensor) -> list[Co
     return [
         Contestant("decompress", "dense copy", 2 * out.nbytes, lambda: out.copy_(weight)),
         Contestant("decompress", "zstd", len(frame) + out.nbytes, one_call, seldom=True),
-        Contestant(
-            "decompress", "zstd, all cores", zstd.nbytes + out.nbytes, lambda: zstd.unpack_into(out), seldom=True
-        ),
+        Contestant("decompress", "zstd, all cores", zstd.nbytes + out.nbytes, all_cores, seldom=True),
         Contestant("decompress", "NumPy boolean indexing", decoding, boolean_indexing, seldom=True),
     ]
 

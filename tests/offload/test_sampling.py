@@ -19,7 +19,7 @@ def test_the_likeliest_token_is_taken_at_temperature_0():
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-30])
 def test_a_temperature_near_0_takes_the_likeliest_token(temperature):
-    """What is divided by it overflows."""
+    """The quotients overflow."""
     logits = np.array([-700.0, 3.0, 2.0, -np.inf], dtype=np.float32)
     assert Sampler(Sampling(temperature))(logits) == 1
 

@@ -103,7 +103,7 @@ class GgufStore(Store):
     header: GgufHeader
     settings: Any
     """The configuration of transformers; its `dtype` is that of activations and of weights that are made dense."""
-    rows: int
+    part_rows: int
 
     @classmethod
     def open(cls, folder: str | os.PathLike) -> Self:
@@ -145,7 +145,7 @@ class GgufStore(Store):
     @property
     def head_rows(self) -> int:
         """The rows of each part of the head."""
-        return self.rows
+        return self.part_rows
 
     @property
     def variants(self) -> tuple[str, ...]:
