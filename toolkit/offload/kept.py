@@ -14,7 +14,8 @@ from toolkit.formats import Packed
 from toolkit.offload.stored import LAYOUTS, packed_layer
 from toolkit.sparsity.layerwise import Matrix
 from toolkit.sparsity.treatment import Treatment
-from toolkit.storage.packing import HEAD_ROWS, Layout, Linears
+from toolkit.storage.head_packing import HEAD_ROWS
+from toolkit.storage.packing import Layout, Linears
 from toolkit.storage.runs import OpRun
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op

@@ -20,21 +20,20 @@ from toolkit import hub
 from toolkit.errors import UserError, unknown
 from toolkit.formats import FORMATS, Packed, decode, encode, expected_nbytes
 from toolkit.models import decoder_blocks, decoder_linears
-from toolkit.models.head import HEAD, head_parts, linears_by_layer, rows_of_part, untied_head
-from toolkit.models.on_demand import Rows, block_prefixes, holding, is_on_demand, present, rows_of, tensor_of
+from toolkit.models.head import HEAD, linears_by_layer
+from toolkit.models.on_demand import Rows, block_prefixes, holding, present, tensor_of
 from toolkit.models.plain import plain
-from toolkit.models.skeleton import check_head_alone, check_reopens
+from toolkit.models.skeleton import check_reopens
 from toolkit.models.streams import Stream, inference
 from toolkit.progress import progress
 from toolkit.sparsity.changed import ChangedModel
 from toolkit.sparsity.layerwise import Matrix
 from toolkit.sparsity.treatment import Treatment, joined, part_of
+from toolkit.storage.head_packing import HeadParts, Pack
 from toolkit.storage.runs import OpRun
 from toolkit.storage.unfinished import Unfinished
 from toolkit.storage.writing import Op, write_layers
 
-Pack = Callable[[Tensor], Packed]
-HEAD_ROWS = "head_rows"
 REST, FINDING = "rest", "finding"  # of the tensors that are kept with a written block: the model's, the treatment's
 ROUNDED = 0.7  # of a weight's norm: 2 bits of a weight are off by 0.45; another matrix is by 1.4, zeros are by 1
 
@@ -210,19 +209,12 @@ def pack_model(
     walk = _Walk(plain(model), written or model, layout, treatment or Treatment(), followers, unfinished)
     target = walk.target
     layout.check(plain(target))
-    if head:
-        check_head_alone(target.config)
-    blocks, weights = len(decoder_blocks(target)), layout.weights(target)
-    layers, head_rows = blocks, {}
-    if head:
-        rows = rows_of_part(untied_head(target))
-        weights = [*weights, target.get_output_embeddings().weight]
-        head_rows, layers = {HEAD_ROWS: rows}, layers + len(head_parts(target, rows))
-    rest = tensors_beside(target, weights)
+    parts, blocks = HeadParts(target, head), len(decoder_blocks(target))
+    rest = tensors_beside(target, [*layout.weights(target), *parts.weights])
     check_reopens(target)
 
     def about() -> dict[str, object]:
-        return {"name": name, **layout.about(target), **(description or {}), **head_rows}
+        return {"name": name, **layout.about(target), **(description or {}), **parts.about}
 
     def write_files(place: Path) -> None:
         for part in (layout.config(target), getattr(target, "generation_config", None), tokenizer):
@@ -232,27 +224,24 @@ def pack_model(
         if files is not None:
             files(place)
 
-    expected = layout.expected_bytes(target) + sum(tensor.nbytes for tensor in rest.values())
-
-    def counted() -> Iterator[list[Op]]:
-        groups = chain(walk.layers(rest), _head_layers(target, layout.variants, head, rows) if head else ())
-        with progress("packing", layers, "layers") as bar:
-            for group in groups:
-                number = group[0].layer
-                yield group
-                bar.update(number + 1 - bar.n)
-
     def compare(run: OpRun, packed: Packed) -> None:
-        if run.layer < blocks:
-            pairs = layout.pairs(walk.block, run, packed)
-        else:
-            start = (run.layer - blocks) * rows
-            pairs = iter([(rows_of(target.get_output_embeddings(), start, start + run.shape[0]), decode(packed))])
-        for weight, values in pairs:
-            _compare(run, weight, values)
+        in_block = run.layer < blocks
+        for pair in layout.pairs(walk.block, run, packed) if in_block else [parts.pair(run, packed)]:
+            _compare(run, *pair)
 
+    layers = _counted(chain(walk.layers(rest), parts.layers(layout.variants)), blocks + parts.count)
+    expected = layout.expected_bytes(target) + sum(tensor.nbytes for tensor in rest.values())
     compared = compare if check else None
-    write_layers(folder, counted(), walk.rest(rest), about, write_files, expected, unfinished, compared)
+    write_layers(folder, layers, walk.rest(rest), about, write_files, expected, unfinished, compared)
+
+
+def _counted(groups: Iterable[list[Op]], layers: int) -> Iterator[list[Op]]:
+    """The same, with a bar of so many layers."""
+    with progress("packing", layers, "layers") as bar:
+        for group in groups:
+            number = group[0].layer
+            yield group
+            bar.update(number + 1 - bar.n)
 
 
 def _compare(run: OpRun, weight: Tensor, values: Tensor) -> None:
@@ -368,17 +357,3 @@ def tensors_beside(model: nn.Module, weights: Iterable[Tensor]) -> dict[str, Ten
             packed.add(id(tensor))
             found[name] = tensor
     return found
-
-
-@torch.no_grad()
-def _head_layers(model: nn.Module, variants: Sequence[str], head: Pack, rows: int) -> Iterator[list[Op]]:
-    """Each part of the head, packed once; the head of a model in memory gets the weights that it decodes to."""
-    module = model.get_output_embeddings()
-    every = module.weight.shape[0]
-    for number, start in enumerate(range(0, every, rows), len(decoder_blocks(model))):
-        stop = min(start + rows, every)
-        packed = head(rows_of(module, start, stop))
-        for variant in variants:
-            yield [Op.of(number, HEAD, variant, packed)]
-        if not is_on_demand(model):
-            module.weight.data[start:stop].copy_(decode(packed))

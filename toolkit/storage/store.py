@@ -31,8 +31,9 @@ from toolkit.models.skeleton import read_config, read_generation_config
 from toolkit.records import line
 from toolkit.storage import index
 from toolkit.storage.direct import StoredFile, uncached
+from toolkit.storage.head_packing import HEAD_ROWS
 from toolkit.storage.index import MODEL_FOLDER, Index
-from toolkit.storage.packing import HEAD_ROWS, linear_weights, tensors_beside
+from toolkit.storage.packing import linear_weights, tensors_beside
 from toolkit.storage.runs import Layer, OpRun, in_order, views
 from toolkit.storage.shards import BlockRun
 
