@@ -42,6 +42,7 @@ def test_a_file_drafts_for_another(tmp_path, capfd):
 def test_what_a_file_does_not_have_is_refused(tmp_path, capfd):
     write(CASES["llama"].model(), CASES["llama"], file := tmp_path / "model.gguf")
     refused_command(command(file, "--format", "endor"), "is a file, which is run as it is; leave it out", capfd)
+    refused_command(command(file, "--residency", "lfu"), "holds no experts; leave it out", capfd)
 
 
 def test_options_of_layers_are_refused_for_a_mixture(tmp_path, capfd):

@@ -25,7 +25,8 @@ from toolkit.offload.chat_template import tokens_of
 from toolkit.offload.generation import Reuse, Writer
 from toolkit.offload.model import OffloadedModel
 from toolkit.serving.app import BODY_BYTES, make_app
-from toolkit.serving.worker import Worker
+from toolkit.serving.server import StoppingServer
+from toolkit.serving.worker import StoppedError, Worker
 
 MESSAGES = [{"role": "user", "content": "5 6"}]
 
@@ -46,7 +47,7 @@ def writer(tiny):
 def running(app):
     """The address of a server in a thread of its own."""
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+    server = StoppingServer(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
@@ -207,7 +208,7 @@ def test_a_full_queue_is_status_429(writer, held):
 
 
 def test_a_worker_that_closes_ends_the_works_that_wait():
-    """The first one is under way until it is cancelled; the others never begin."""
+    """The first one is under way until it is cancelled; the others never begin, and say so."""
     begun = threading.Event()
 
     def compute(_, cancelled):
@@ -220,9 +221,25 @@ def test_a_worker_that_closes_ends_the_works_that_wait():
         works = [worker.submit(compute) for _ in range(3)]
         await asyncio.to_thread(begun.wait)
         await asyncio.to_thread(worker.close)
-        return [[part async for part in work] for work in works]
+        with pytest.raises(StoppedError):
+            worker.submit(compute)
+        assert [part async for part in works[0]] == ["part"]
+        for work in works[1:]:
+            with pytest.raises(StoppedError):
+                await anext(work)
 
-    assert asyncio.run(asyncio.wait_for(closed(), 30)) == [["part"], [], []]
+    asyncio.run(asyncio.wait_for(closed(), 30))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_that_the_end_of_the_server_cuts_off_says_so(writer, held, stream):
+    go, steps = held
+    with ThreadPoolExecutor(1) as pool, running(make_app(writer, "tiny", None, 4)) as address:
+        asked = pool.submit(lambda: list(completion(client_of(address), "5 6", max_tokens=90, stream=stream)))
+        until(lambda: steps)
+        threading.Timer(0.3, go.release, [200]).start()  # while the server stops
+    with pytest.raises(openai.APIError, match="the server is stopping: this answer is not whole"):
+        asked.result()
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -254,6 +271,9 @@ WRONG = [
     ("/completions", {"json": {"model": "tiny", "prompt": [1] * 300}}, 400, "300 tokens fills the context of 200"),
     ("/completions", {"json": {"model": "tiny", "prompt": [1] * 300, "stream": True}}, 400, "fills the context"),
     ("/completions", {"json": {"model": "tiny", "prompt": "5", "n": 2}}, 400, "n is not supported"),
+    ("/completions", {"json": {"model": "tiny", "prompt": "5", "min_tokens": 9}}, 400, "min_tokens is not supported"),
+    ("/completions", {"json": {"model": "tiny", "prompt": "5", "guided_json": {}}}, 400, "guided_json is not"),
+    ("/chat/completions", {"json": {"model": "tiny", "messages": MESSAGES, "echo": True}}, 400, "echo is not"),
     ("/completions", {"json": {"model": "gpt", "prompt": "5"}}, 404, "this server has 'tiny'"),
     ("/completions", {"content": b" " * (BODY_BYTES + 1)}, 413, "shorter prompt"),
     ("/completions", {"content": b"{}", "headers": {"Content-Type": "text/plain"}}, 415, "application/json"),

@@ -98,3 +98,11 @@ def test_bad_options_are_one_line_before_work_starts(tiny, tmp_path, capfd, opti
     assert main(["run", str(tiny[1]), *(word.replace("FILE", str(file)) for word in options)]) == 2
     (error,) = capfd.readouterr().err.splitlines()
     assert words in error
+
+
+@pytest.mark.parametrize("command", [["run", "--prompt", "-"], ["run", "--prompts", "-"], ["chat"]])
+def test_a_closed_standard_input_is_one_line(tiny, capfd, monkeypatch, command):
+    monkeypatch.setattr("sys.stdin", None)
+    name, *options = command
+    assert main([name, str(tiny[1]), *options]) == 2
+    assert "error: standard input is closed" in capfd.readouterr().err

@@ -206,3 +206,19 @@ def test_perplexity_is_that_of_the_way_with_torch(tmp_path):
         expected = toolkit.perplexity(model, text, sequence_length=10)
         assert abs(toolkit.perplexity(opened_file, text, sequence_length=10) - expected) < 1e-3 * expected
         assert "OpenedFile" in repr(opened_file)
+
+
+def test_wrong_ids_and_a_closed_file_are_refused(tmp_path):
+    """Ids that the model lacks would be read from what lies beside the embedding."""
+    write(CASES["qwen2"].model(), CASES["qwen2"], file := tmp_path / "model.gguf")
+    with toolkit.open(file) as opened_file:
+        words = opened_file.decoder.words
+        for wrong in (-1, words, 10**9):
+            with pytest.raises(UserError, match=f"token id {wrong} is unknown to the model"):
+                opened_file.scores([1, wrong])
+        with pytest.raises(UserError, match="no token"):
+            opened_file.scores([])
+    opened_file.close()
+    for use in (lambda: opened_file.scores([1]), lambda: opened_file.generate_text("ab")):
+        with pytest.raises(UserError, match="closed"):
+            use()

@@ -14,7 +14,8 @@ from toolkit.errors import UserError
 from toolkit.formats import encode
 from toolkit.storage import shards, writing
 from toolkit.storage.store import Store
-from toolkit.storage.writing import Op, write_store
+from toolkit.storage.unfinished import Unfinished
+from toolkit.storage.writing import Op, write_layers, write_store
 
 
 def test_the_same_input_gives_the_same_bytes(tmp_path):
@@ -96,6 +97,12 @@ def test_too_little_space_is_said_before_anything_is_made(tmp_path, monkeypatch)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1 << 40, 0, 3 * 10**9))
     with pytest.raises(UserError, match="5017 MB more are needed, of which 17 stay free, and 3000 MB are free"):
         write_store(tmp_path / "s", iter(lambda: pytest.fail("an op was made"), None), expected_bytes=5 * 10**9)
+    unfinished = Unfinished(tmp_path / "unfinished", {})
+    with open(unfinished.folder / "layer-000.dense.safetensors", "wb") as written:
+        written.truncate(10**9)
+    with pytest.raises(UserError, match="4017 MB more are needed"):
+        write_layers(tmp_path / "s", [], [], dict, expected_bytes=5 * 10**9, unfinished=unfinished)
+    unfinished.remove()
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1 << 40, 0, 1000))
     with pytest.raises(UserError, match=rf"{tmp_path / 's'}: no space left; 17 MB more are needed"):
         write_store(tmp_path / "s", make_ops())

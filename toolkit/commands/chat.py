@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.commands.opening import Opened, add_model_options, opened_to_answer
 from toolkit.commands.sampling import add_sampling_options, sampling_of
+from toolkit.commands.texts import check_standard_input
 from toolkit.errors import UserError, unknown
 from toolkit.files import write_json
 
@@ -50,6 +51,7 @@ def chat(options: argparse.Namespace) -> None:
     tokens are computed. A line after each answer has its speed, the bytes read from disk for a token, and memory.
     """
     sampling = sampling_of(options)
+    check_standard_input()
     print(f"opening {options.folder}", file=sys.stderr, flush=True)  # what is imported now takes seconds
     with opened_to_answer(options) as (opened, writer):
         from toolkit.offload.conversation import Conversation

@@ -158,8 +158,10 @@ def add_model_options(parser: ArgumentParser) -> None:
 
 
 @contextmanager
-def opened_to_answer(options: Namespace, **settings: Any) -> "Iterator[tuple[Opened, Writer]]":
+def opened_to_answer(options: Namespace, scored: bool = False, **settings: Any) -> "Iterator[tuple[Opened, Writer]]":
     """The model that the options of `add_model_options` name, and what answers with it; `settings` go to `Writer`.
+
+    `scored`: the tokens of a prompt may be scored, which takes memory.
 
     Raises `UserError` for a place without a model, a limit that is too small, and a context beyond its positions.
     """
@@ -175,7 +177,7 @@ def opened_to_answer(options: Namespace, **settings: Any) -> "Iterator[tuple[Ope
     if (kind := kind_of(options.folder)) == "checkpoint":
         raise UserError(f"{options.folder} is a checkpoint, which is loaded whole: pack it, and name what was packed")
     kind = kind_in(options.folder, kind)
-    with opened(options, kind, lambda source: TextRoom(context_of(source), at_once=PASS)) as model:
+    with opened(options, kind, lambda source: TextRoom(context_of(source), at_once=PASS, scored=scored)) as model:
         yield model, model.writer(context_of(model.source), in_turns=True, **settings)
 
 

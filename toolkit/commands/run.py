@@ -15,7 +15,7 @@ from toolkit.commands.kv_type import add_kv_type
 from toolkit.commands.opening import kind_in, kind_of, opened, place_of
 from toolkit.commands.sampling import add_sampling_options, sampling_of
 from toolkit.commands.text import generate_from_checkpoint, generate_timed, tell_peak
-from toolkit.commands.texts import STANDARD_INPUT, read_prompts, room_of, write_text, write_texts
+from toolkit.commands.texts import STANDARD_INPUT, read_prompts, room_of, standard_input, write_text, write_texts
 from toolkit.errors import UserError, whole
 from toolkit.memory_limits import bytes_of
 from toolkit.offload.variant import GGUF
@@ -124,6 +124,8 @@ def run(options: argparse.Namespace) -> None:
         return
     if (kind_inside := kind_in(options.folder, kind)) != kind:
         _check_kind(options, kind := kind_inside)
+    elif kind == GGUF and options.residency:
+        raise UserError(f"--residency: {options.folder} holds no experts; leave it out")
     with opened(options, kind, lambda source: room_of(options, source, several), timed=not several) as model:
         write = write_texts if several else generate_timed if isinstance(model.source, Folder) else write_text
         write(options, model)
@@ -181,7 +183,7 @@ def checked_prompt(prompt: str) -> str:
     broken bytes.
     """
     if prompt == STANDARD_INPUT:
-        prompt = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").removesuffix("\n")
+        prompt = standard_input().decode("utf-8", "surrogateescape").removesuffix("\n")
     if not prompt:
         raise UserError("--prompt is empty: give the model at least a word to go on from")
     with contextlib.suppress(UnicodeError):  # without a locale, Python keeps each byte beyond ASCII as a letter

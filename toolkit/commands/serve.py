@@ -4,6 +4,7 @@ import argparse
 import ipaddress
 import socket
 import sys
+from pathlib import Path
 
 from toolkit.commands.opening import add_model_options, opened_to_answer
 from toolkit.errors import UserError, disk_trouble, whole
@@ -37,23 +38,29 @@ def serve(options: argparse.Namespace) -> None:
         import uvicorn
     if not _is_local(options.host) and not options.token:
         raise UserError(f"--host {options.host}: others can reach it; add --token, which clients have to send")
+    name = _name_of(options.folder)
     with _listening(options.host, options.port) as listening:
         print(f"opening {options.folder}", file=sys.stderr, flush=True)  # what is imported now takes seconds
         from toolkit.offload.generation import Reuse
 
         reuse = Reuse.ALONE if options.exact else Reuse.PASSES
-        with opened_to_answer(options, reuse=reuse) as (opened, writer):
+        with opened_to_answer(options, scored=True, reuse=reuse) as (opened, writer):
             from toolkit.serving.app import make_app
+            from toolkit.serving.server import StoppingServer
 
-            name = options.folder.stem if options.folder.is_file() else options.folder.resolve().name
             app = make_app(writer, name, options.token, options.queue)
             where = f"http://{options.host}:{options.port}/v1"
             print(f"{name} is at {where} ({writer.context} tokens of context); Ctrl-C ends", file=sys.stderr)
             settings = {"log_level": "warning", "timeout_graceful_shutdown": ENDING_S}
             try:
-                uvicorn.Server(uvicorn.Config(app, **settings)).run(sockets=[listening])
+                StoppingServer(uvicorn.Config(app, **settings)).run(sockets=[listening])
             finally:  # Ctrl-C is raised once more when the server has ended
                 print(opened.memory(), file=sys.stderr)
+
+
+def _name_of(place: Path) -> str:
+    """The name that clients send: of a folder or file its own without the ending, of a known model as it was given."""
+    return place.stem if place.is_file() else place.resolve().name
 
 
 def _is_local(host: str) -> bool:

@@ -26,7 +26,7 @@ def read_prompts(place: str) -> list[str]:
     file that cannot be read, and for a line that is no such object.
     """
     try:
-        read = sys.stdin.buffer.read() if place == STANDARD_INPUT else Path(place).read_bytes()
+        read = standard_input() if place == STANDARD_INPUT else Path(place).read_bytes()
         lines = [line.removesuffix("\r") for line in read.decode("utf-8").split("\n") if line.strip()]
     except UnicodeDecodeError as error:
         raise UserError(f"--prompts {place}: byte {error.start + 1} is no UTF-8; convert the file") from None
@@ -37,6 +37,18 @@ def read_prompts(place: str) -> list[str]:
     if lines[0].lstrip().startswith("{"):
         return [_prompt(place, number, line) for number, line in enumerate(lines, 1)]
     return lines
+
+
+def check_standard_input() -> None:
+    """Raise `UserError` if the caller closed it."""
+    if sys.stdin is None:
+        raise UserError("standard input is closed: give it a file, or a pipe")
+
+
+def standard_input() -> bytes:
+    """All of it. Raises `UserError` if the caller closed it."""
+    check_standard_input()
+    return sys.stdin.buffer.read()
 
 
 def _prompt(place: str, number: int, line: str) -> str:

@@ -24,7 +24,7 @@ from toolkit.offload.text_model import TextModel
 from toolkit.offload.words import LEAD, Words
 
 PASS = 256  # tokens of a prompt: from here on its products take longer than reading the weights
-SCORES_BYTES = 32_000_000  # of logits that exist at once where each token of a prompt is scored
+SCORES_BYTES = 16_000_000  # of logits that exist at once where each token of a prompt is scored
 FLOAT = 4
 
 
@@ -153,15 +153,17 @@ class Writer:
         self._cut(0)
         at_once = max(1, min(PASS, SCORES_BYTES // (FLOAT * self.model.words)))
         scores: list[Score | None] = [None]
+        rows = np.zeros((0, 0), np.float32)
         for begin in range(0, len(prompt), at_once):
             if cancelled():
                 return [], None
             part = prompt[begin : begin + at_once]
+            del rows  # there is memory for those of one pass
             rows = self._pass(part, lambda part=part: self.model.scores(part))
             self._begins.clear()  # a prompt that is not scored has other passes
             following = prompt[begin + 1 : begin + 1 + len(part)]
             scores += [_score(row, token, likeliest) for row, token in zip(rows, following, strict=False)]
-        return scores, rows[-1]
+        return scores, rows[-1].copy()
 
     def forget(self) -> None:
         """Empty the cache."""

@@ -17,6 +17,7 @@ from typing import Self
 from toolkit import memory_limits
 from toolkit.errors import UserError
 from toolkit.offload.budget import BudgetError
+from toolkit.offload.generation import SCORES_BYTES
 
 MB = 1e6
 # the model's modules, the first compiled kernels, threads, buffers of reads: 18 to 31 MB for four folders and three
@@ -42,13 +43,14 @@ BUFFERS = 64_000_000
 class TextRoom:
     """The tokens that memory is left for: a prompt, and new ones after it; `context` in all, if that is more.
 
-    The prompt is computed in passes of `at_once` tokens; None: in one.
+    The prompt is computed in passes of `at_once` tokens; None: in one. `scored`: each of its tokens may be scored.
     """
 
     prompt: int
     new: int = 0
     context: int = 0
     at_once: int | None = None
+    scored: bool = False
 
     @property
     def positions(self) -> int:
@@ -99,7 +101,7 @@ class Overhead:
             compiler=COMPILER if compiles else 0,
             cache=cache_bytes(config, room.positions),
             prompt=WIDTHS * FLOAT * passed * width + scores,
-            logits=3 * FLOAT * config.vocab_size * (passed if all_logits else 1),
+            logits=3 * FLOAT * config.vocab_size * (passed if all_logits else 1) + room.scored * 3 * SCORES_BYTES,
             timeline=SPAN * layers * spans,
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from toolkit.offload.generation import Score, TextPiece
 
+REPLACEMENT = "\ufffd"  # stands for bytes that are no character
 REASONS = {"stop": "stop", "length": "length", "context": "length"}
 
 
@@ -78,7 +79,8 @@ class Answer:
 
     def _named(self, token: int, logarithm: float) -> dict[str, Any]:
         text = self.text_of(token)
-        return {"token": text, "logprob": logarithm, "bytes": list(text.encode())}
+        is_part = REPLACEMENT in text  # of a character whose other bytes are in the next tokens
+        return {"token": text, "logprob": logarithm, "bytes": None if is_part else list(text.encode())}
 
     def _columns(self, index: int, tokens: Sequence[tuple[int, Score | None]]) -> dict[str, Any]:
         """The scores of a completion. Its first token has none; two tokens of one text share the larger one.

@@ -18,7 +18,7 @@ from toolkit.offload.chat_template import has_template, tokens_of
 from toolkit.offload.generation import Request, Score, TextPiece, Writer
 from toolkit.serving.answers import Answer
 from toolkit.serving.requests import ChatRequest, CompletionRequest, parsed
-from toolkit.serving.worker import BusyError, Work, Worker
+from toolkit.serving.worker import BusyError, StoppedError, Work, Worker
 
 with extra("serve"):
     from starlette.applications import Starlette
@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 BODY_BYTES = 4_000_000
 LOOK_S = 0.2  # between two looks whether the client is still there
 GONE = 499  # nobody reads it; other servers' status for a client that has left
-KINDS = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
+KINDS = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
+KINDS |= dict.fromkeys((500, 503), "server_error")
 CODES = {401: "invalid_api_key", 404: "not_found", 413: "body_too_large", 429: "queue_full"}
 
 Result = TypeVar("Result")
@@ -59,7 +60,9 @@ class _Server:
             Route("/v1/completions", self._guarded(self._completions), methods=["POST"]),
             Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
         ]
-        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: _told})
+        app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: _told})
+        app.state.cancel = self._worker.cancel
+        return app
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -77,6 +80,8 @@ class _Server:
                 return await endpoint(request)
             except BusyError as error:
                 return _failed(429, str(error))
+            except StoppedError as error:
+                return _failed(503, str(error))
             except UserError as error:
                 return _failed(400, str(error))
             except HTTPException:
@@ -170,12 +175,16 @@ def _texts(
             scores: Sequence[Score | None] = [None] * len(prompt)
             if wanted.likeliest is not None:
                 scores, logits = writer.scored(prompt, wanted.likeliest, cancelled)
+                if logits is None:
+                    raise StoppedError
             for place, (token, score) in enumerate(zip(prompt, scores, strict=False)):
                 yield index, TextPiece(token, "" if place else echoed[index], score=score, given=True)
         if wanted.most == 0:
             yield index, TextPiece(None, "", "length")
             continue
         for piece in writer.continued(prompt, wanted, cancelled, logits):
+            if piece.end == "cancelled":
+                raise StoppedError
             yield index, piece
 
 
@@ -210,7 +219,7 @@ async def _events(
             yield _event(answer.last_chunk())
         yield "data: [DONE]\n\n"
     except UserError as error:
-        yield _event(_error(400, str(error)))
+        yield _event(_error(503 if isinstance(error, StoppedError) else 400, str(error)))
     except Exception:
         log.exception("a request failed")
         yield _event(_error(500, "the server failed; its log says more"))

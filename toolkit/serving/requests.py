@@ -11,7 +11,11 @@ from toolkit.offload.generation import Request
 from toolkit.offload.sampling import SEEDS, Sampling
 
 MOST_STOPS, MOST_PROMPTS, MOST_LIKELIEST = 16, 128, 20
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {  # fields, and the values with which they have no effect
+HARMLESS = {  # fields that change no text
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"),
+    *("add_special_tokens", "return_tokens_as_token_ids", "timeout"),
+}
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {  # others, and the values with which they have no effect
     "n": (None, 1),
     "best_of": (None, 1),
     "suffix": (None, ""),
@@ -21,6 +25,14 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {  # fields, and the values with which
     "tools": (None, []),
     "functions": (None, []),
     "response_format": (None, {"type": "text"}),
+    "tool_choice": (None, "none", "auto"),
+    "echo": (None, False),
+    "modalities": (None, ["text"]),
+    "repetition_penalty": (None, 1),
+    "min_p": (None, 0),
+    "min_tokens": (None, 0),
+    "ignore_eos": (None, False),
+    "stop_token_ids": (None, []),
 }
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
@@ -42,10 +54,10 @@ class _Common(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, given: Any) -> Any:
-        """Refuse fields that would change the answer and are not done here."""
-        for name, without_effect in UNSUPPORTED.items():
-            if isinstance(given, dict) and given.get(name) not in without_effect:
-                raise ValueError(f"{name} is not supported: leave it out")
+        """Refuse fields that are not done here, unless they change no text."""
+        for name in given.keys() - cls.model_fields.keys() - HARMLESS if isinstance(given, dict) else ():
+            if given[name] not in UNSUPPORTED.get(name, (None,)):
+                raise ValueError(f"{name:.99} is not supported: leave it out")
         return given
 
     def with_usage(self) -> bool:

@@ -23,6 +23,13 @@ class BusyError(UserError):
     """The queue is full."""
 
 
+class StoppedError(UserError):
+    """The work was cancelled before it was done."""
+
+    def __init__(self):
+        super().__init__("the server is stopping: this answer is not whole")
+
+
 class Work:
     """The work of one request: an iterator over its results, for the event loop that made it.
 
@@ -51,9 +58,10 @@ class Work:
     def run(self, writer: Writer) -> None:
         """Compute, in the worker's thread."""
         try:
-            if not self._cancelled.is_set():
-                for result in self._compute(writer, self._cancelled.is_set):
-                    self._give(result)
+            if self._cancelled.is_set():
+                raise StoppedError
+            for result in self._compute(writer, self._cancelled.is_set):
+                self._give(result)
             self._give(StopAsyncIteration())
         except Exception as error:
             self._give(error)
@@ -74,7 +82,9 @@ class Worker:
         self._thread.start()
 
     def submit(self, compute: Compute) -> Work:
-        """A job that runs when its turn comes. Raises `BusyError` if too many wait."""
+        """A job that runs when its turn comes. Raises `BusyError` if too many wait, and `StoppedError` at the end."""
+        if self._ended:
+            raise StoppedError
         job = Work(compute)
         try:
             self._jobs.put_nowait(job)
@@ -82,11 +92,15 @@ class Worker:
             raise BusyError(f"{self._jobs.maxsize} requests wait already: try again later") from None
         return job
 
-    def close(self) -> None:
-        """Cancel all jobs, those that wait too, and wait for the pass under way."""
+    def cancel(self) -> None:
+        """Cancel all jobs, those that wait too."""
         self._ended = True
         if job := self._running:
             job.cancel()
+
+    def close(self) -> None:
+        """Cancel all jobs and wait for the pass under way."""
+        self.cancel()
         self._thread.join()
 
     def _run(self) -> None:
@@ -95,7 +109,7 @@ class Worker:
                 self._running = job = self._jobs.get(timeout=0.1)
             except queue.Empty:
                 continue
-            if self._ended:  # `close` may have looked before there was a job to cancel
+            if self._ended:  # `cancel` may have looked before there was a job to cancel
                 job.cancel()
             job.run(self._writer)
             self._running = None

@@ -60,6 +60,11 @@ class Unfinished:
             if int(path.name.removeprefix("layer-").partition(".")[0]) >= self.number:
                 path.unlink()
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the layers that are written."""
+        return sum(path.stat().st_size for path in self.folder.glob("layer-*"))
+
     def note(self, shard: Shard, runs: tuple[OpRun, ...]) -> None:
         """Note a shard that was written into the folder."""
         path = self.folder / f"{shard.file}.json"

@@ -97,7 +97,7 @@ def write_layers(
     op as the file holds it, before the next list is asked for.
     """
     with new_folder(path_of(folder)) as partial:
-        check_space(partial, expected_bytes)
+        check_space(partial, max(0, expected_bytes - (unfinished.nbytes if unfinished else 0)))
         shards = _Shards(partial, unfinished)
         op_runs = _write_ops(shards, layers, check)
         rest_runs = _write_rest(shards, rest)

@@ -37,7 +37,7 @@ from toolkit.offload.decoder.steps import (
     stages_of,
 )
 from toolkit.offload.decoder.weights import FFN, DecoderFile
-from toolkit.offload.generation import PASS
+from toolkit.offload.generation import PASS, SCORES_BYTES
 from toolkit.offload.methods import GGUF, PACKED
 from toolkit.offload.overhead import COMPILER, FLOAT, SPAN, Overhead, TextRoom
 from toolkit.offload.placement import filled, least_bytes
@@ -48,6 +48,7 @@ from toolkit.storage.buffers import HUGE_PAGE_BYTES
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.readers import open_reader
 from toolkit.timeline import Recorder
+from toolkit.vocabulary import check_known
 
 # of the vectors of a prompt's tokens that are computed together. Each batch reads all pieces that pass, once; with more
 # memory for it fewer pieces would stay, and each new token would read them again
@@ -100,7 +101,7 @@ class Decoder(AbstractContextManager):
         self.cache, self.length, self.timed, self._read = KeysAndValues(sizes, context), 0, timed, 0
         dense = [GatedFfn(sizes, number, file.vectors) for number in range(sizes.blocks)]
         self.ffns: Sequence[Ffn] = self.mixtures.ffns if self.mixtures else dense
-        self._token, self._prompt = _Pass(self, 1), _Pass(self, 1)
+        self._token, self._prompt, self._closed = _Pass(self, 1), _Pass(self, 1), False
 
     @classmethod
     def open(cls, header: GgufHeader, sizes: Architecture, budget: Budget, context: int, **options: Any) -> Self:
@@ -121,7 +122,11 @@ class Decoder(AbstractContextManager):
 
     def scores(self, tokens: Sequence[int]) -> Float32[np.ndarray, "tokens words"]:
         """The logits after each token."""
+        if not tokens:
+            raise UserError("a text of no token: give the model at least one")
         at_once = batch_tokens(self.sizes)
+        if len(tokens) <= at_once:
+            return self._through_blocks(tokens).logits()
         some = (tokens[first : first + at_once] for first in range(0, len(tokens), at_once))
         return np.concatenate([self._through_blocks(each).logits() for each in some])
 
@@ -148,6 +153,9 @@ class Decoder(AbstractContextManager):
 
     def _through_blocks(self, tokens: Sequence[int]) -> "_Pass":
         """Compute all blocks for these tokens; the pass of the last ones."""
+        if self._closed:
+            raise UserError("the model is closed: open it again")
+        check_known(min(tokens), max(tokens), self.words)
         if (end := self.length + len(tokens)) > self.cache.positions:
             raise UserError(f"{end} tokens: expected {self.cache.positions} at most, the context")
         at_once = ceil(len(tokens) / ceil(len(tokens) / batch_tokens(self.sizes)))  # of one size: programs serve again
@@ -175,9 +183,11 @@ class Decoder(AbstractContextManager):
         return self._prompt
 
     def close(self) -> None:
-        """Wait for the read under way, close the files and release the weights."""
-        del self._token, self._prompt
-        self._stack.close()
+        """Wait for the read under way, close the files and release the weights; later calls do nothing."""
+        if not self._closed:
+            self._closed = True
+            del self._token, self._prompt
+            self._stack.close()
 
     def __exit__(self, *error: object) -> None:
         """Close it."""
@@ -263,7 +273,7 @@ def overhead(sizes: Architecture, room: TextRoom, compiles: bool) -> Overhead:
         + min(batch, UP_AT_ONCE) * sizes.ffn * FLOAT
         + num_threads() * SCRATCH_BYTES
         + 2 * room.positions * sizes.heads * FLOAT,
-        logits=3 * FLOAT * sizes.words,
+        logits=3 * FLOAT * sizes.words + room.scored * 2 * SCORES_BYTES,  # of the parts of the head, and joined
         timeline=SPAN * spans,
         code=CODE,
     )

@@ -47,7 +47,10 @@ class OpenedFile(AbstractContextManager):
         return "".join(piece.text for piece in self._writer.continued(given, request))
 
     def scores(self, tokens: Sequence[int]) -> Float32[np.ndarray, "tokens words"]:
-        """The logits after each token of a text. Raises `UserError` for more tokens than the context has."""
+        """The logits after each token of a text.
+
+        Raises `UserError` for more tokens than the context has, for none, and for ids that the model does not have.
+        """
         self._writer.forget()
         return self.decoder.scores(tokens)
 
