@@ -147,3 +147,21 @@ def test_sizes(size, tmp_path):
         tk.open(tmp_path, dram=size)
     assert [memory_limits.bytes_of("", it) for it in ("1.5KiB", "2 MB", 5.5, None)] == [1536, 2_000_000, 5, None]
     assert [memory_limits.bytes_of("", it) for it in ("0.5gb", "1Gib", "2TB")] == [500_000_000, 2**30, 2 * 10**12]
+
+
+WRONG = [
+    (lambda: tk.perplexity(torch.nn.Linear(2, 2), "a text"), "expected a tokenizer, or token ids"),
+    (lambda: tk.perplexity(torch.nn.Linear(2, 2), [[1], [2, 3]]), "expected a tokenizer, or token ids"),
+    (lambda: tk.prune("smollm2-135m"), "expected a model in memory"),
+    (lambda: tk.quantise(None), "expected a model in memory"),
+    (lambda: tk.decode(torch.zeros(2, 2)), "expected what encode gives"),
+    (lambda: tk.open(None), "None is no path"),
+    (lambda: tk.open("smollm2-135m", context=0), "context=0"),
+    (lambda: tk.pack(torch.nn.Linear(2, 2), None), "None is no path"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), WRONG)
+def test_a_wrong_argument_is_one_line(call, words):
+    with pytest.raises(UserError, match=words):
+        call()

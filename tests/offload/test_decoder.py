@@ -205,6 +205,8 @@ def test_perplexity_is_that_of_the_way_with_torch(tmp_path):
     with OffloadedModel.open(file) as model, toolkit.open(file) as opened_file:
         expected = toolkit.perplexity(model, text, sequence_length=10)
         assert abs(toolkit.perplexity(opened_file, text, sequence_length=10) - expected) < 1e-3 * expected
+        found = toolkit.perplexity(opened_file, TOKENS, sequence_length=10)
+        assert found == toolkit.perplexity(opened_file, text.numpy(), sequence_length=10)
         assert "OpenedFile" in repr(opened_file)
 
 
@@ -218,6 +220,10 @@ def test_wrong_ids_and_a_closed_file_are_refused(tmp_path):
                 opened_file.scores([1, wrong])
         with pytest.raises(UserError, match="no token"):
             opened_file.scores([])
+        with pytest.raises(UserError, match="unknown setting 'do_sample'"):
+            opened_file.generate_text("ab", do_sample=True)
+        with pytest.raises(UserError, match="prompt None: expected a text"):
+            opened_file.generate_text(None)
     opened_file.close()
     for use in (lambda: opened_file.scores([1]), lambda: opened_file.generate_text("ab")):
         with pytest.raises(UserError, match="closed"):

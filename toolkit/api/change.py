@@ -81,10 +81,14 @@ def _changed(
     model: "nn.Module", change: "WeightChange", text: tuple[str, int, int], tokenizer: object | None
 ) -> "list[LayerStatistics]":
     """Change a model, and leave the matrix that a quantiser has chosen at each linear."""
+    from torch import nn
+
     from toolkit.models import decoder_blocks, decoder_linears
     from toolkit.sparsity import Calibration
     from toolkit.sparsity.layerwise import DenseMatrix, change_blocks
 
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model {model!r:.99}: expected a model in memory, such as load_model gives")
     drawn = Calibration(*text).draw_from_corpus(tokenizer or tokenizer_of(model)) if change.statistic else None
     records = []
     for block, changed in zip(decoder_blocks(model), change_blocks(model, change, drawn), strict=True):

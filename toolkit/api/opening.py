@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from toolkit import memory_limits
 from toolkit.errors import UserError
+from toolkit.files import path_of
 from toolkit.offload.variant import no_kv_type
 
 if TYPE_CHECKING:
@@ -56,11 +57,13 @@ def open(
     too small; the message says how much is needed.
     """
     begun = memory_limits.anonymous_bytes()
+    if isinstance(context, bool) or not isinstance(context, int) or context < 1:
+        raise UserError(f"context={context!r}: expected a whole number of tokens, from 1")
     limits = {"memory": memory, "dram": dram, "device_memory": device_memory}
     nbytes = {name: memory_limits.bytes_of(name, limit) for name, limit in limits.items()}
     from toolkit.commands.opening import kind_in, kind_of, place_of
 
-    place = place_of(Path(model))
+    place = place_of(path_of(model))
     kind = kind_in(place, kind_of(place, format))
     if kind == "checkpoint":
         raise UserError(f"{place}: a checkpoint, which load_model opens whole; pack it, and open what was packed")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from toolkit.api.change import STORED
 from toolkit.api.tokenizer import tokenizer_of
 from toolkit.errors import UserError, unknown
+from toolkit.files import path_of
 
 if TYPE_CHECKING:
     import torch
@@ -44,12 +45,12 @@ def pack(
     from toolkit.storage.store import Store
 
     if isinstance(model, str | Path):
-        _pack_file(str(model), Path(out), {"method": method, "format": format, **options})
+        _pack_file(str(model), path_of(out), {"method": method, "format": format, **options})
     elif method or options:
         given = next(iter(({"method": method} if method else {}) | options))
         raise UserError(f"{given}: a model in memory is written as it is; call prune or quantise first, or name a file")
     else:
-        _pack_as_it_is(model, Path(out), (format,) if isinstance(format, str) else tuple(format or ()), tokenizer)
+        _pack_as_it_is(model, path_of(out), (format,) if isinstance(format, str) else tuple(format or ()), tokenizer)
     return Store.open(out)
 
 

@@ -34,8 +34,8 @@ def perplexity(
     Args:
         model: a causal language model of transformers, or what `open` gives. Or a place that this call opens: a folder
             that `pack` wrote, a model's name, a folder, a GGUF file, or an id on the hub.
-        text: a tokenizer, which reads the evaluation part of `corpus`; or token ids, integers [tokens]. None takes the
-            tokenizer of the place.
+        text: a tokenizer, which reads the evaluation part of `corpus`; or token ids, integers [tokens] of torch, NumPy
+            or a list. None takes the tokenizer of the place.
         sequence_length: tokens of a window, each read from a blank context, as GPTQ counts. Perplexities of different
             lengths must not be compared.
         windows: the first so many; None takes all. Few windows make the error large: see `.standard_error`.
@@ -45,7 +45,7 @@ def perplexity(
     Raises `UserError` for too little text, for a sequence that is longer than the model's positions, and for memory
     that is too small.
     """
-    from torch import Tensor, from_numpy
+    from torch import from_numpy
 
     from toolkit import quality
     from toolkit.offload.decoder.opened_file import OpenedFile
@@ -57,7 +57,7 @@ def perplexity(
         raise UserError(f"memory={memory}: the model is open already; give its place, or its limit to open")
     if text is None:
         raise UserError("a model in memory needs text: pass its tokenizer, or token ids")
-    tokens = text if isinstance(text, Tensor) else quality.load_tokens(corpus, text, "evaluation")
+    tokens = quality.load_tokens(corpus, text, "evaluation") if callable(text) else _ids(text)
     if isinstance(model, OpenedFile):
         from toolkit.models.gguf_config import config_of
 
@@ -66,6 +66,18 @@ def perplexity(
     settings = {} if (run := in_step(model)) is None else {"run": run}
     whole = model.model if _is_offloaded(model) else model
     return quality.perplexity(whole, tokens, sequence_length, windows, **settings)
+
+
+def _ids(text: object) -> "Tensor":
+    """Token ids [tokens]. Raises `UserError` for what holds none."""
+    from torch import as_tensor
+
+    try:
+        if isinstance(text, str):
+            raise ValueError
+        return as_tensor(text)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(f"text of type {type(text).__name__}: expected a tokenizer, or token ids") from None
 
 
 def in_step(model: "nn.Module | OffloadedModel") -> Callable[[Sequence[Callable]], list] | None:

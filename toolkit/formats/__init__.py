@@ -5,7 +5,7 @@ from collections import ChainMap
 import torch
 from torch import Tensor
 
-from toolkit.errors import unknown
+from toolkit.errors import UserError, unknown
 from toolkit.formats.csr import CSR
 from toolkit.formats.dense import Dense
 from toolkit.formats.endor import Endor
@@ -37,8 +37,10 @@ def encode(name: str, weight: Tensor) -> Packed:
 def decode(encoded: Packed) -> Tensor:
     """The dense matrix [rows, columns] that was packed, in its type and to the bit, but for +0.0 in place of −0.0.
 
-    Raises `FormatError` for parts that do not belong together.
+    Raises `FormatError` for parts that do not belong together, and `UserError` for what is not packed.
     """
+    if not isinstance(encoded, Packed):
+        raise UserError(f"a {type(encoded).__name__} is not packed: expected what encode gives")
     return encoded.decode()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from toolkit import hub
-from toolkit.errors import UserError
+from toolkit.errors import UserError, unknown
 from toolkit.models.gguf_tokenizer import read_tokenizer
 from toolkit.offload.chat_template import named_ends
 from toolkit.offload.decoder.decoder import Decoder
@@ -34,9 +34,14 @@ class OpenedFile(AbstractContextManager):
         """The text that follows a prompt: `tokens` of them, or fewer if the model ends it or the context is full.
 
         They are the likeliest ones; `sampling` are the fields of `Sampling`, such as `temperature=0.8, seed=1`. Raises
-        `UserError` for a prompt of no token or one that fills the context, and for tokens that are no whole number
-        from 1.
+        `UserError` for other fields, for a prompt that is no text, has no token or fills the context, and for tokens
+        that are no whole number from 1.
         """
+        if not isinstance(prompt, str):
+            raise UserError(f"prompt {prompt!r:.99}: expected a text")
+        for name in sampling:
+            if name not in Sampling.__dataclass_fields__:
+                raise unknown("setting", name, Sampling.__dataclass_fields__)
         if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
             raise UserError(f"tokens={tokens!r}: expected a whole number from 1")
         with hub.foreign_code(self.file.header.file, "its tokenizer fails"):
