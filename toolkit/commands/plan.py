@@ -113,7 +113,7 @@ def _elsewhere(options: argparse.Namespace, dram_bytes: int | None, device_bytes
     sizes = {"--dram": options.dram, "--device-memory": options.device_memory}
     changed = " and ".join(f"{option} {size}" for option, size in sizes.items() if size)
     where = f"{options.machine} with {changed}" if changed else options.machine
-    print(f"{options.model} on {where}: limits by bytes, modelled; nothing was measured there")
+    print(wrapped(f"{options.model} on {where}: limits by bytes, modelled; nothing was measured there"))
     named = table["way"][0] if table["within"][0] else None  # the fastest within the loss
     table = table.sort_values("tokens_s", ascending=False, kind="stable").assign(at_best=True)
     print(plan_table(table, [named], "device", "dram", "storage"))
