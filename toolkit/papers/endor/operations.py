@@ -97,16 +97,21 @@ def _check(store: Store, form: str, weights: Mapping[str, Tensor]) -> None:
 
 @measured
 def measured_spans(
-    workload: Workload, shapes: Mapping[str, tuple[int, int]], ways: Sequence[Placed], repetitions: int
+    workload: Workload,
+    shapes: Mapping[str, tuple[int, int]],
+    ways: Sequence[Placed],
+    repetitions: int,
+    places: int = PLACES,
 ) -> pd.DataFrame:
     """One row per span: the fields of `Way`, placement, and the columns of `take_turns`. One turn of each warms up.
 
-    Accelerate may be among the ways if there is a single shape.
+    Accelerate may be among the ways if there is a single shape. The layer lies at so many places of the disk.
     """
     dtype, ours = DTYPES[workload.dtype], [case for case in ways if case[0].method not in RIVALS]
     with contextlib.ExitStack() as stack:
         forms = list(dict.fromkeys(way.stored.format for way, _ in ours))
-        contestants = layer_passes(stack.enter_context(twin_stores(shapes, dtype, workload.sparsity, forms)), ours)
+        stores = stack.enter_context(twin_stores(shapes, dtype, workload.sparsity, forms, places))
+        contestants = layer_passes(stores, ours)
         for case in [case for case in ways if case[0].method in RIVALS]:
             (shape,) = shapes.values()
             folder = stack.enter_context(scratch_folder(paths.cache_dir()))
