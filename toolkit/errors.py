@@ -92,6 +92,12 @@ class Parser(argparse.ArgumentParser):
         (file or sys.stderr).write(message)
 
 
+def check_whole(name: str, value: object) -> None:
+    """Raise `UserError` for an argument that is no whole number from 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"{name}={value!r}: expected a whole number from 1")
+
+
 def whole(text: str) -> int:
     """A whole number from 1, as the type of an option."""
     if not re.fullmatch("0*[1-9][0-9]{0,17}", text):

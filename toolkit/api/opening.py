@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit import memory_limits
-from toolkit.errors import UserError
+from toolkit.errors import UserError, check_whole
 from toolkit.files import path_of
 from toolkit.offload.variant import no_kv_type
 
@@ -57,8 +57,7 @@ def open(
     too small; the message says how much is needed.
     """
     begun = memory_limits.anonymous_bytes()
-    if isinstance(context, bool) or not isinstance(context, int) or context < 1:
-        raise UserError(f"context={context!r}: expected a whole number of tokens, from 1")
+    check_whole("context", context)
     limits = {"memory": memory, "dram": dram, "device_memory": device_memory}
     nbytes = {name: memory_limits.bytes_of(name, limit) for name, limit in limits.items()}
     from toolkit.commands.opening import kind_in, kind_of, place_of

@@ -153,17 +153,17 @@ class Writer:
         self._cut(0)
         at_once = max(1, min(PASS, SCORES_BYTES // (FLOAT * self.model.words)))
         scores: list[Score | None] = [None]
-        rows = np.zeros((0, 0), np.float32)
         for begin in range(0, len(prompt), at_once):
             if cancelled():
                 return [], None
             part = prompt[begin : begin + at_once]
-            del rows  # there is memory for those of one pass
             rows = self._pass(part, lambda part=part: self.model.scores(part))
             self._begins.clear()  # a prompt that is not scored has other passes
             following = prompt[begin + 1 : begin + 1 + len(part)]
             scores += [_score(row, token, likeliest) for row, token in zip(rows, following, strict=False)]
-        return scores, rows[-1].copy()
+            last = rows[-1].copy()
+            del rows  # there is memory for those of one pass
+        return scores, last
 
     def forget(self) -> None:
         """Empty the cache."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from toolkit import hub
-from toolkit.errors import UserError, disk_trouble
+from toolkit.errors import UserError, check_whole, disk_trouble
 from toolkit.formats import decode
 from toolkit.interchange.reading import load_tokenizer
 from toolkit.kernels.engine import compiled
@@ -165,8 +165,7 @@ class OffloadedModel(AbstractContextManager):
         `settings` go to `generate`: `do_sample=True` draws tokens, `draft=` has another opened model propose them.
         Raises `UserError` for a prompt of no token, for tokens that are no whole number from 1, and as `generate` does.
         """
-        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
-            raise UserError(f"tokens={tokens!r}: expected a whole number from 1")
+        check_whole("tokens", tokens)
         tokenizer = self.tokenizer
         with hub.foreign_code(self.store.folder, "its tokenizer fails"):
             encoded = tokenizer(prompt, return_tensors="pt")

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from toolkit import hub
-from toolkit.errors import UserError, unknown
+from toolkit.errors import UserError, check_whole, unknown
 from toolkit.models.gguf_tokenizer import read_tokenizer
 from toolkit.offload.chat_template import named_ends
 from toolkit.offload.decoder.decoder import Decoder
@@ -42,8 +42,7 @@ class OpenedFile(AbstractContextManager):
         for name in sampling:
             if name not in Sampling.__dataclass_fields__:
                 raise unknown("setting", name, Sampling.__dataclass_fields__)
-        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
-            raise UserError(f"tokens={tokens!r}: expected a whole number from 1")
+        check_whole("tokens", tokens)
         with hub.foreign_code(self.file.header.file, "its tokenizer fails"):
             given = self.file.tokenizer(prompt)["input_ids"]
         if not given:
